@@ -102,7 +102,7 @@ class Adaptation:
         if isinstance(self.parameters, list):
             object.__setattr__(self, "parameters", tuple(self.parameters))
         if self.steps < 0:
-            raise BadInput(f"steps is 0 or more, got {self.steps}")
+            raise BadInput(f"steps must be 0 or more, got {self.steps}")
         if self.max_slices is not None and self.max_slices < 1:
             raise BadInput(f"max_slices is at least 1, got {self.max_slices}")
         for name, known in (("batch_statistics", STATISTICS), ("reset", RESETS), ("consensus", CONSENSUSES)):
@@ -177,7 +177,7 @@ class Adaptation:
         Args:
             plain: The adaptation as a file holds it.
             typed: Objective that the person gave; an objective by address must be the same.
-            where: What an error calls the file.
+            where: Name of the file in errors.
 
         Raises:
             UnsafeInput: If any field names code by address, or a field is one that casewise never writes.
@@ -185,11 +185,13 @@ class Adaptation:
         from casewise.adapt.objectives import check_named_in_file
 
         if not isinstance(plain, Mapping):
-            raise BadInput(f"{where} must describe an adaptation by fields, got {type(plain).__name__}; make it again")
+            raise BadInput(
+                f"{where} must describe an adaptation by fields, got {type(plain).__name__}; record it again"
+            )
         check_named_in_file(plain.get("objective"), typed=typed, where=where)
         check_names_no_code({name: value for name, value in plain.items() if name != "objective"}, where=where)
         if unwritten := [name for name in _KEPT if name in plain]:
-            raise UnsafeInput(f"{where} sets {', '.join(unwritten)}, which casewise never writes; make it again")
+            raise UnsafeInput(f"{where} sets {', '.join(unwritten)}, which casewise never writes; record it again")
         known = plain.get("statistics")
         values = {**plain, "statistics": None if known is None else RiskStatistics(**known)}
         try:
@@ -213,7 +215,7 @@ def proposers_of(
     Args:
         policy: The policy.
         typed: Address of an objective of the user's own that may be imported, because the user typed it.
-        folder: Folder that paths of tuned weights start from; they must lie in it.
+        folder: Folder that paths of tuned weights start from; they must be inside it.
     """
     where = f"policy {policy.name!r}"
     one = Adaptation.from_plain(policy.adaptation, typed=typed, where=where) if policy.adaptation else None

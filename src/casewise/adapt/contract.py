@@ -27,7 +27,7 @@ WARN_RATIO = 2.5  # a spacing this many times larger or smaller than the median 
 REFUSE_RATIO = 10.0
 _SAMPLES = 200_000
 
-HINT = "this is not a domain shift, this is a header"
+HINT = "this looks like a wrong header, not like a domain shift"
 
 
 def check_contract(case: Case, expects: Expectation) -> tuple[ContractFinding, ...]:
@@ -47,10 +47,10 @@ def _spacing(case: Case, expects: Expectation) -> Iterator[ContractFinding]:
         text = f"the axes seem to be swapped: spacing {_mm(have)}, in training {_mm(want)}: {HINT}"
         yield ContractFinding("refusal", "axes", text)
     elif ratio >= REFUSE_RATIO:
-        text = f"the spacing {_mm(have)} is {ratio:.0f} times off the training median {_mm(want)}: {HINT}"
+        text = f"the spacing {_mm(have)} is {ratio:.0f} times above or below the training median {_mm(want)}: {HINT}"
         yield ContractFinding("refusal", "spacing", text)
     elif ratio >= WARN_RATIO:
-        text = f"the spacing {_mm(have)} is {ratio:.1f} times off the training median {_mm(want)}"
+        text = f"the spacing {_mm(have)} is {ratio:.1f} times above or below the training median {_mm(want)}"
         yield ContractFinding("warning", "spacing", text)
 
 

@@ -31,7 +31,7 @@ from casewise.measure.signals import check_registered
 
 
 class Episode:
-    """A network on loan for one case, as a context manager; it is the ``Adaptable`` that an objective sees.
+    """A network on loan for one case, as a context manager; it is the ``Adaptable`` that is passed to an objective.
 
     ``how`` is the :class:`Adaptation`. A backbone gives ``forward`` (logits at the resolution of the mask; a function
     that pads its inputs has a method ``pad``), ``predict`` (the mask from the backbone's own pipeline) and ``head``
@@ -146,7 +146,7 @@ class Episode:
     def advance(self, *, last: bool = False) -> Signals:
         """Make update k, predict M_k, and return its signals; ``last`` lets the prediction run in inference mode."""
         if self._loan is None:
-            raise BadInput("the network is not on loan; advance() works inside 'with Episode(...) as episode:'")
+            raise BadInput("advance() works only inside 'with Episode(...) as episode:'")
         began = time.perf_counter()
         self.step += 1
         self._seed()
@@ -312,8 +312,8 @@ class Episode:
             return {name: tensor.detach() for name, tensor in self._movable.items()}
         if not self.how.keep_parameters or step > self.step:
             raise BadInput(
-                f"step {step} cannot be shrunk now: {self.step} updates were made and only the last is kept; "
-                "shrink it before the next advance(), or use keep_parameters=True"
+                f"step {step} cannot be interpolated now: {self.step} updates were made and only the last is kept; "
+                "interpolate it before the next advance(), or use keep_parameters=True"
             )
         kept = self.record.parameters[step]
         return {name: torch.as_tensor(kept[name]).to(tensor) for name, tensor in self._movable.items()}
@@ -328,7 +328,10 @@ def as_inputs(image: Tensor | NDArray[Any], like: Tensor) -> Tensor:
     """Return the image on the device and in the precision of ``like``."""
     batch = torch.as_tensor(image).to(like.device, like.dtype)
     if batch.ndim not in (4, 5) or not batch.numel():
-        raise BadInput(f"an image is (n, channel, *space) with two or three axes of space, got {tuple(batch.shape)}")
+        raise BadInput(
+            f"an image must be (n, channel, rows, columns) or (n, channel, slices, rows, columns), got "
+            f"{tuple(batch.shape)}"
+        )
     if batch.is_inference():  # made inside torch.inference_mode(): no gradient may pass it
         with torch.inference_mode(False):
             return batch.clone()
@@ -347,6 +350,6 @@ def as_batch(image: NDArray[Any], network: nn.Module) -> Tensor:
     if batch.ndim == 4 and axes == 2:
         return batch.transpose(0, 1).contiguous()
     raise BadInput(
-        f"a {axes}-D network takes an image (channel, {'slices, ' if axes == 3 else ''}rows, columns), "
+        f"a {axes}-D network needs an image (channel, {'slices, ' if axes == 3 else ''}rows, columns), "
         f"got shape {tuple(batch.shape)}"
     )

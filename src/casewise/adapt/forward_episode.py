@@ -1,6 +1,6 @@
 """An episode without updates: M0, then one forward pass after the other, then the consensus of all of them.
 
-It has the interface of the gradient loop (:class:`~casewise.adapt.episode.Episode`), so a judge sees no difference. A
+It has the interface of the gradient loop (:class:`~casewise.adapt.episode.Episode`), so a judge can use either. A
 state is the mask of a forward pass: of a view, of another model, or of tuned weights.
 """
 
@@ -96,7 +96,7 @@ class ForwardEpisode:
             began = time.perf_counter()
             mask, shares = self._source()
             if not torch.isfinite(shares.sum()):  # finite only where every term is, and cheap
-                raise NotFinite(f"the probabilities of M0 of case {self.case_id} are not finite; look at the image")
+                raise NotFinite(f"the probabilities of M0 of case {self.case_id} are not finite; check the image")
             self._shape = shares.shape
             self._keep(mask, shares, began, None)
             self._take(mask, shares, self._source_weight)
@@ -121,11 +121,13 @@ class ForwardEpisode:
     def advance(self, *, last: bool = False) -> Signals:
         """Make the next forward pass, or the consensus after the last one, and return its signals."""
         if self._loan is None:
-            raise BadInput("the network is not on loan; advance() works inside 'with proposer.propose(...) as states:'")
+            raise BadInput("advance() works only inside 'with proposer.propose(...) as states:'")
         began = time.perf_counter()
         if self.step == len(self.passes):
             if self.running:
-                raise BadInput(f"case {self.case_id} has {len(self.passes)} candidates, one more was asked for")
+                raise BadInput(
+                    f"case {self.case_id} has {len(self.passes)} candidates, the controller asked for one more"
+                )
             return self._form_consensus(began)
         self._look()
         one = self.passes[self.step]
@@ -206,7 +208,9 @@ class ForwardEpisode:
 
     def shrink(self, step: int, alpha: float) -> Mask:
         """Refuse: no weights move, so there is nothing to interpolate."""
-        raise BadInput(f"{self.how.objective} moves no weights, so state {step} cannot be shrunk; deploy it as it is")
+        raise BadInput(
+            f"{self.how.objective} changes no weights, so state {step} has no weaker form; deploy it as it is"
+        )
 
     @property
     def trajectory(self) -> Trajectory:

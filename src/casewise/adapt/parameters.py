@@ -80,7 +80,7 @@ def _norm_parameters(network: nn.Module, selection: str) -> set[str]:
         if not any(in_decoder(name) for name, _ in network.named_modules()):
             raise NothingToAdapt(
                 f"no module of {type(network).__name__} is called a decoder, an up path or a head, so '{selection}' "
-                "cannot be told from its names; pass patterns of parameter names instead"
+                "cannot be found by name; pass patterns of parameter names"
             )
         layers = [(name, layer) for name, layer in layers if in_decoder(name) == (selection == "decoder-norm")]
     ids = {id(parameter) for _, layer in layers for parameter in layer.parameters(recurse=False)}

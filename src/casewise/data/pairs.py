@@ -26,15 +26,15 @@ from casewise.data.pictures import read_label_picture, read_picture
 
 ENDINGS = (".nii.gz", ".nii", ".png", ".npy")
 KINDS = {
-    "missing": "a mask without its partner",
+    "missing": "a mask without a counterpart in the other folder",
     "unlabelled": "a pair without a label, where labels were given",
     "unreadable": "a file that cannot be read",
     "channels": "several channels or probabilities instead of one label per voxel",
     "shape": "masks of different shapes",
-    "affine": "masks that lie at different places",
-    "labels": "a label value that only one of the two folders ever has",
+    "affine": "masks with different positions",
+    "labels": "a label value that occurs in only one of the two folders",
     "empty": "a mask without any foreground, where the label (if there is one) has some",
-    "broke": "a case whose comparison broke off: its process died, or met an error that nobody expected",
+    "broke": "a case whose comparison failed: its process died, or had an unexpected error",
 }
 """Kinds of trouble with pairs, by the word that ``--allow`` takes."""
 
@@ -92,7 +92,7 @@ def find_pairs(
     if not any(pair.old and pair.new for pair in pairs):
         few = sorted(path.name for path in (pair.old or pair.new for pair in pairs) if path)[:2]
         raise BadInput(
-            f"no file of {old} has a partner of the same name in {new} (such as {few}); name the pairs in a table with "
+            f"no file of {old} has the same name as a file in {new} (such as {few}); name the pairs in a table with "
             f"the columns case, old, new: --names pairs.csv"
         )
     return tuple(pairs if cases is None else _described(pairs, read_table(cases)))
@@ -164,11 +164,11 @@ def read_pair(pair: Pair, *, resample: str | None = None) -> tuple[Placed, Place
     Other shapes or places are refused; ``resample="nearest"`` brings new and label onto the old grid instead.
     """
     if resample not in (None, "nearest"):
-        raise BadInput(f"--resample knows nearest, got {resample!r}; masks hold labels, which cannot be averaged")
+        raise BadInput(f"--resample must be nearest, got {resample!r}; masks hold labels, which cannot be averaged")
     for name in ("old", "new"):
         if getattr(pair, name) is None:
             other = "new" if name == "old" else "old"
-            raise BadPair("missing", f"{pair.id} has {other} and no {name} mask; predict it, or leave the case out")
+            raise BadPair("missing", f"{pair.id} has {other} and no {name} mask; predict it, or remove the case")
     assert pair.old is not None
     assert pair.new is not None
     old = read_placed(pair.old)
@@ -225,7 +225,9 @@ def _on_grid(case_id: str, name: str, placed: Placed, grid: Placed, resample: st
             f"{apart:.4g}); export both with the image's header, or pass --resample nearest",
         )
     if placed.mask.ndim != grid.mask.ndim:
-        raise BadPair("shape", f"{case_id}: old has {grid.mask.ndim} axes, {name} {placed.mask.ndim}")
+        raise BadPair(
+            "shape", f"{case_id}: old has {grid.mask.ndim} axes, {name} {placed.mask.ndim}; they cannot be compared"
+        )
     return replace(grid, mask=_nearest(placed, grid))
 
 
@@ -281,7 +283,7 @@ def label_sets(
             case_id, count = first[side][value], masks[side][value]
             sentence = (
                 f"{called(value)} is in {count} {side} masks (such as {case_id}) and in no {other} one; the new "
-                f"version {done}, or its classes are others: name those to compare with --classes"
+                f"version {done}, or its classes differ: name those to compare with --classes"
             )
             found.append((case_id, sentence))
     return found
@@ -304,8 +306,8 @@ def label_names(given: str | None, folders: Sequence[Path]) -> tuple[dict[int, s
         for label, name in ({} if file is None else _names_of(_json(file))).items():
             if names.setdefault(label, name) != name:
                 said.append(
-                    f"label {label} is {names[label]!r} in {by[label]} and {name!r} in {file}; the classes of the two "
-                    f"versions are others: bring them to one numbering, or say --label-names"
+                    f"label {label} is {names[label]!r} in {by[label]} and {name!r} in {file}; the two versions "
+                    f"number their classes differently: use one numbering, or give --label-names"
                 )
             by.setdefault(label, file)
     return names, said
@@ -332,7 +334,7 @@ def _json(file: Path) -> Any:
 def _names_of(plain: Any) -> dict[int, str]:
     """Label numbers and names from {"LV": 1} (nnU-Net 2) or {"1": "LV"} (nnU-Net 1), also below the key labels.
 
-    Regions of several labels have no number of their own and are left out, and what no reader could read.
+    Regions of several labels have no number and are left out, as are entries that cannot be read.
     """
     inner = plain.get("labels", plain) if isinstance(plain, Mapping) else None
     names: dict[int, str] = {}

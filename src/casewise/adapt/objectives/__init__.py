@@ -64,7 +64,7 @@ def objective_of(spec: Any, **options: Any) -> Objective:
     try:
         return as_objective(found(**options) if makes else found)
     except TypeError as error:
-        raise BadInput(f"'{spec}' cannot be built without arguments: {error}; give them defaults") from error
+        raise BadInput(f"'{spec}' cannot be built without arguments ({error}); give its arguments defaults") from error
 
 
 def check_named_in_file(name: object, *, typed: str | None, where: str) -> None:
@@ -85,7 +85,7 @@ def check_named_in_file(name: object, *, typed: str | None, where: str) -> None:
         return
     if ":" in name:
         raise UnsafeInput(
-            f"{where} names the objective {name[:100]!r}, which is code to import; if you trust it, "
-            f"type the same: --set objective={name[:100]}"
+            f"{where} names the objective {name[:100]!r}, which is code to import; if you trust it, add "
+            f"--set objective={name[:100]}"
         )
     objective_of(name)  # raises UnknownName with a suggestion

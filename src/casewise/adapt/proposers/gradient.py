@@ -52,8 +52,8 @@ class Gradient:
         """Lend the network to one case."""
         if self.how.reset == "stream":
             raise BadInput(
-                "candidates of a stream depend on the cases before them, so they can be recorded and studied, and not "
-                "be made for one case; use reset='case'"
+                "candidates of a stream depend on earlier cases, so they cannot be made for a single case; use "
+                "reset='case'"
             )
         return episode_of(case, network, self.how)
 

@@ -85,8 +85,8 @@ def _reader(name: str, member: Backbone, case: Case) -> Callable[[], Tensor]:
             raise
         except Exception as error:  # any error of the member must name the member
             raise Refused(
-                f"member {name} failed on case {case.id}: {type(error).__name__}: {in_one_line(error)}; repair it, or "
-                "record and calibrate without it"
+                f"member {name} failed on case {case.id}: {type(error).__name__}: {in_one_line(error)}; repair "
+                f"it, or record and calibrate without this member"
             ) from error
 
     return read

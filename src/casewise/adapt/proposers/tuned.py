@@ -51,9 +51,9 @@ class Tuned:
         _check_named(self.how)
         last = self.names[-1] if self.names else ""
         if not self.shares or any(not 0 < a <= 1 for a in self.shares) or list(self.shares) != sorted(set(self.shares)):
-            raise BadInput(f"states of tuned weights are rising shares up to 1 (tuned:1/2,1), got {self.asked!r}")
+            raise BadInput(f"tuned weights need rising shares up to 1, such as tuned:1/2,1, got {self.asked!r}")
         if last == AVERAGE and self.shares[-1] != 1:
-            raise BadInput(f"the average needs the tuned weights before it: tuned:1,average, got {self.asked!r}")
+            raise BadInput(f"average needs the state 1 before it, as in tuned:1,average, got {self.asked!r}")
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -66,7 +66,9 @@ class Tuned:
         try:
             return tuple(float(Fraction(name)) for name in self._plain)
         except (ValueError, ZeroDivisionError) as error:
-            raise BadInput(f"a state of tuned weights is a share such as 1/2, or average last, got {error}") from error
+            raise BadInput(
+                f"a state of tuned weights must be a share such as 1/2, or average as the last one, got {error}"
+            ) from error
 
     @property
     def _plain(self) -> tuple[str, ...]:
@@ -159,7 +161,7 @@ class _Reader:
     def through(self, read: Callable[[], Tensor], share: float = 1.0) -> Tensor:
         """Return the mean prediction of a forward pass with each set of tuned weights."""
         if not self.weights:
-            raise NotFinite(f"the weights that left this patient out could not be trained: {self.reason}")
+            raise NotFinite(f"the fold without this patient could not be trained: {self.reason}")
         mean = Mean()
         for one in self.weights:
             with lent_weights(self.network, one, share):

@@ -49,7 +49,7 @@ def mnms(root: Path, *, group: str = "vendor") -> Cohort:
     if home is None:
         raise BadInput(f"{root} is not M&Ms: OpenDataset holds Training/Labeled and a CSV with 'External code', ED, ES")
     if group not in GROUPS:
-        raise BadInput(f"M&Ms is grouped by {', '.join(GROUPS)}, got {group!r}")
+        raise BadInput(f"the group of M&Ms must be one of {', '.join(GROUPS)}, got {group!r}")
     rows, skipped, found = _rows(home), [], []
     if missing := {"ed", "es", "vendor"} - set(next(iter(rows.values()))):
         raise BadInput(f"the table of {home} lacks the columns {sorted(missing)}; take the CSV of the download")
@@ -85,7 +85,7 @@ def _frames(folder: Path, split: str, rows: dict[str, dict[str, str]], group: st
 
 
 def _frame(text: str, code: str, phase: str) -> int | None:
-    """The 0-based frame as it stands in the table, "9" or "9.0"; None where the field is empty."""
+    """The 0-based frame in the table, "9" or "9.0"; None where the field is empty."""
     if text.strip().lower() in ("", "nan"):
         return None
     try:
