@@ -348,7 +348,7 @@ def _share(flags: NDArray[np.bool_], of: NDArray[np.int64]) -> dict[str, Any] | 
 
 def _mean(values: NDArray[np.float64], of: NDArray[np.int64]) -> Interval:
     """The mean with its interval by cluster: Student's t, and below :data:`MANY` clusters p by sign flips."""
-    sums = np.bincount(of, values)
+    sums = np.bincount(of, values).astype(float)
     found = _ratio(sums, np.bincount(of), n=values.size)
     return found if len(sums) >= MANY else replace(found, p_flip=sign_flip_p(sums))
 
