@@ -98,7 +98,7 @@ def test_the_gate_is_certified_from_the_command_line(site, other, tmp_path):
     [
         (["--method", "inflated"], "a method must be one of crc, ltt, envelope"),
         (["--method", "magic"], "got 'magic'"),
-        (["--loss", "harmed", "--method", "envelope"], "certified by --loss surrogate"),
+        (["--loss", "harmed", "--method", "envelope"], "needs --loss surrogate"),
         (["--loss", "size"], "need one alpha per loss"),
     ],
 )
