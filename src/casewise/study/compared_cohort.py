@@ -18,9 +18,9 @@ from casewise.judge.certificates.risk_control import share_bound
 from casewise.measure.changes import NAN, Comparison, LabelChange, Regression
 from casewise.measure.masks import Floats, Integers
 from casewise.study.compared_pairs import MadeOnDemand
-from casewise.study.statistics.resample import Interval, draws, interval_of, mean_interval, undefined_interval
+from casewise.study.statistics.resample import Interval, sign_flip_p, undefined_interval
 
-MANY = 200  # clusters from which intervals are Student's t: as good as the bootstrap there, with less memory
+MANY = 200  # clusters from which p is that of Student's t: as good as the sign-flip test there, with less memory
 GOOD = 0.7  # default metric from which a case is good; a case that was good and is not now is a flip
 
 
@@ -303,16 +303,7 @@ def label_row(cohort: ComparedCohort, number: int, *, good: float = GOOD) -> dic
 def _total_drift(of: Integers, voxels_old: Floats, voxels_new: Floats) -> dict[str, Any] | None:
     """(all new - all old) / all old voxels with an interval by cluster; small labels would rule a mean of ratios."""
     old, new = (np.bincount(of, voxels) for voxels in (voxels_old, voxels_new))
-    if not old.sum():
-        return None
-    if len(old) >= MANY:
-        found = _ratio(new, old, n=len(of))
-        return as_plain(replace(found, estimate=found.estimate - 1, low=found.low - 1, high=found.high - 1))
-    index = draws(len(old)).index
-    with np.errstate(divide="ignore", invalid="ignore"):
-        drawn = new[index].sum(axis=1) / old[index].sum(axis=1) - 1
-    drift = float(new.sum() / old.sum() - 1)
-    return as_plain(interval_of(drift, drawn, n=len(of), clusters=len(old)))
+    return as_plain(_ratio(new - old, old, n=len(of))) if old.sum() else None
 
 
 def _sides(cohort: ComparedCohort, which: Integers, before: Floats, after: Floats, good: float) -> dict[str, Any]:
@@ -353,21 +344,21 @@ def _share(flags: NDArray[np.bool_], of: NDArray[np.int64]) -> dict[str, Any] | 
 
 
 def _mean(values: NDArray[np.float64], of: NDArray[np.int64]) -> Interval:
-    """The mean with its interval by cluster."""
-    if int(of.max()) + 1 < MANY:
-        return mean_interval(values, clusters=of)
-    return _ratio(np.bincount(of, values), np.bincount(of), n=values.size)
+    """The mean with its interval by cluster, and below 200 clusters the exact sign-flip test."""
+    sums = np.bincount(of, values).astype(np.float64)
+    found = _ratio(sums, np.bincount(of), n=values.size)
+    return replace(found, p_flip=sign_flip_p(sums)) if len(sums) < MANY else found
 
 
 def _ratio(sums: NDArray[Any], sizes: NDArray[Any], *, n: int) -> Interval:
-    r"""One sum by another over many clusters, with Student's t interval.
+    r"""One sum by another over clusters, with Student's t interval; NaN with one cluster.
 
     .. math:: r = \frac{\sum_c S_c}{\sum_c m_c}, \qquad
               \mathrm{se}^2 = \frac{C}{C - 1} \cdot \frac{\sum_c (S_c - r m_c)^2}{(\sum_c m_c)^2}
     """
     whole, clusters = float(sizes.sum()), len(sums)
     ratio = float(sums.sum()) / whole
-    error = float(np.sqrt(clusters / (clusters - 1) * np.square(sums - ratio * sizes).sum())) / whole
+    error = float(np.sqrt(clusters / max(clusters - 1, 1) * np.square(sums - ratio * sizes).sum())) / whole
     reach = float(stats.t.ppf(0.975, clusters - 1)) * error
     below = float(stats.t.cdf(-ratio / error, clusters - 1)) if error else float(ratio < 0)
     p = 2 * min(below, 1 - below) if error else float(ratio == 0)
