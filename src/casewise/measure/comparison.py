@@ -27,7 +27,7 @@ from casewise.measure.masks import (
     on_host,
 )  # fmt: skip
 from casewise.measure.metrics.harm import harm
-from casewise.measure.metrics.overlap import VOID, class_counts, dice_of_counts, miou_of_counts
+from casewise.measure.metrics.overlap import VOID, dice_of_counts, miou_of_counts
 from casewise.measure.metrics.surface import hd95, surface_distances
 from casewise.measure.pieces import Enclosure, LabelPieces, pieces_of
 from casewise.measure.regions import Regions, changed_voxels, components, regions_of
@@ -149,23 +149,21 @@ def _with_harm(plain: Comparison, pair: MaskPair, change: Change) -> Comparison:
     )
 
 
-def _dice_by_label(pair: MaskPair) -> list[Floats]:
+def _dice_by_label(pair: MaskPair) -> tuple[Floats, Floats]:
     """Dice of old and of new, label by label; NaN for background and for labels that the label lacks (A10)."""
-    found = []
-    for shared, in_mask, in_label in pair.counts:
-        with np.errstate(invalid="ignore"):
-            values = np.where(in_label == 0, NAN, 2 * shared / (in_mask + in_label))
-        values[0] = NAN
-        found.append(values)
-    return found
+    t = pair.tally
+    absent = (t.label == 0) | (np.arange(t.label.size) == 0)
+    with np.errstate(invalid="ignore"):
+        old, new = 2 * t.right_old / (t.old + t.label), 2 * t.right_new / (t.new + t.label)
+    return np.where(absent, NAN, old), np.where(absent, NAN, new)
 
 
-def _metrics(pair: MaskPair, metric: str) -> list[float]:
+def _metrics(pair: MaskPair, metric: str) -> tuple[float, float]:
     """Mean Dice (A10) or mean IoU (A11) of old and of new."""
     if metric == "miou" and pair.ignore is None:
         pair = replace(pair, ignore=VOID)
-    of_counts = dice_of_counts if metric == "dice" else miou_of_counts
-    return [of_counts(*counts) for counts in pair.counts]
+    t, of_counts = pair.tally, dice_of_counts if metric == "dice" else miou_of_counts
+    return of_counts(t.right_old, t.old, t.label), of_counts(t.right_new, t.new, t.label)
 
 
 def _regressions(found: Regions, worse: Integers, voxel_ml: float | None) -> tuple[Regression, ...]:
@@ -184,7 +182,7 @@ def _regressions(found: Regions, worse: Integers, voxel_ml: float | None) -> tup
 def _labels(pair: MaskPair, *, surfaces: Surfaces) -> tuple[LabelChange, ...]:
     """One row for each foreground label that any of the masks holds."""
     in_old, in_new, changed = pair.held
-    there = (in_old + in_new > 0) if pair.label is None else (in_old + in_new + pair.counts[0][2] > 0)
+    there = (in_old + in_new > 0) if pair.label is None else (in_old + in_new + pair.tally.label > 0)
     there[0] = False
     if pair.ignore is not None and pair.ignore < there.size and not (in_old + in_new)[pair.ignore]:
         there[pair.ignore] = False
@@ -198,7 +196,7 @@ def _labels(pair: MaskPair, *, surfaces: Surfaces) -> tuple[LabelChange, ...]:
             more |= {"volume_old_ml": int(in_old[c]) * ml, "volume_new_ml": int(in_new[c]) * ml}
         if dice is not None:
             more |= {"dice_old": float(dice[0][c]), "dice_new": float(dice[1][c])}
-            truth = int(pair.counts[0][2][c])
+            truth = int(pair.tally.label[c])
             more |= {"voxels_label": truth, "volume_label_ml": None if ml is None else truth * ml}
             more |= {"ha": float(pair.change.ha[c]), "ba": float(pair.change.ba[c])}
         pieces = {name: counts[c] for name, counts in counted.items()}
@@ -277,6 +275,17 @@ def _with_surfaces(pair: MaskPair, row: LabelChange, surfaces: Surfaces) -> Labe
     return replace(row, hd95_old=before, hd95_new=after)
 
 
+@dataclass(frozen=True)
+class Tally:
+    """Voxels by label: in old, in new, in the label, and right in old and in new; ignored voxels are left out."""
+
+    old: Integers
+    new: Integers
+    label: Integers
+    right_old: Integers
+    right_new: Integers
+
+
 @dataclass(frozen=True, eq=False)
 class MaskPair:
     """The masks of a case, with cached results that several measurements share."""
@@ -305,8 +314,8 @@ class MaskPair:
     @cached_property
     def values(self) -> int:
         """One more than the largest label."""
-        masks = (self.old, self.new) if self.label is None else (self.old, self.new, self.label)
-        return 1 + max(int(mask[self.box].max()) for mask in masks)
+        held = [int(found.value.max(initial=0)) for found in self.pieces]
+        return 1 + max(*held, int(self.at(self.errors, self.label).max(initial=0)) if self.label is not None else 0)
 
     @staticmethod
     def at(voxels: Integers, mask: NDArray[Any]) -> NDArray[Any]:
@@ -317,6 +326,11 @@ class MaskPair:
     def changed(self) -> Integers:
         """Flat indices of the voxels whose label differs."""
         return changed_voxels(self.old, self.new, foreground=False)
+
+    @cached_property
+    def errors(self) -> Integers:
+        """Flat indices of the voxels where the old mask differs from the label."""
+        return changed_voxels(self.old, self.label, foreground=False)
 
     @cached_property
     def at_changes(self) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any] | None]:
@@ -338,19 +352,25 @@ class MaskPair:
         return old, old - gone + come, gone + come
 
     @cached_property
-    def counts(self) -> list[Integers]:
-        """Of old and of new: voxels of each label shared with the true one, in the mask, in the label; (count, label).
-
-        Outside of the box all masks are background.
-        """
+    def tally(self) -> Tally:
+        """Counts against the label, computed from the voxels where the old mask is wrong or that changed."""
         assert self.label is not None
-        truth, found = self.label[self.box], []
-        for mask in (self.old, self.new):
-            counts = np.stack(class_counts(mask[self.box], truth, self.ignore))
-            counts = np.pad(counts, ((0, 0), (0, self.values - counts.shape[1])))
-            counts[:, 0] += (self.old.size - truth.size) * (self.ignore != 0)
-            found.append(counts)
-        return found
+        wrong, truth = (self.at(self.errors, mask) for mask in (self.old, self.label))
+        before, after, there = self.at_changes
+        assert there is not None
+        whole = self.held[0]
+        in_old, in_label = whole.copy(), whole - self.count(wrong) + self.count(truth)
+        right_old = whole - self.count(wrong)
+        if self.ignore is not None and self.ignore < self.values:
+            # Ignored voxels hold any label in the old mask: another one, among the errors, or by chance the same.
+            in_old -= self.count(wrong[truth == self.ignore])
+            in_old[self.ignore] = self.count(wrong)[self.ignore]
+            in_label[self.ignore] = right_old[self.ignore] = 0
+            valid = there != self.ignore
+            before, after, there = before[valid], after[valid], there[valid]
+        in_new = in_old - self.count(before) + self.count(after)
+        right_new = right_old - self.count(before[before == there]) + self.count(after[after == there])
+        return Tally(in_old, in_new, in_label, right_old, right_new)
 
     @cached_property
     def change(self) -> Change:

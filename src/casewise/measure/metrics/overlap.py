@@ -38,7 +38,7 @@ def dice(mask: Any, label: Any, *, ignore: int | None = None) -> float:
         >>> dice(np.array([[1, 1, 2]]), np.array([[1, 0, 0]]))
         0.6666666666666666
     """
-    return dice_of_counts(*class_counts(mask, label, ignore))
+    return dice_of_counts(*_counts(mask, label, ignore))
 
 
 def dice_of_counts(shared: Any, in_mask: Any, in_label: Any) -> float:
@@ -68,7 +68,7 @@ def miou(mask: Any, label: Any, *, ignore: int | None = VOID) -> float:
         >>> miou(np.array([[0, 1, 1]]), np.array([[0, 0, 1]]))
         0.5
     """
-    return miou_of_counts(*class_counts(mask, label, ignore))
+    return miou_of_counts(*_counts(mask, label, ignore))
 
 
 def miou_of_counts(shared: Any, in_mask: Any, in_label: Any) -> float:
@@ -82,14 +82,14 @@ def micro_miou(pairs: Iterable[tuple[Any, Any]], *, ignore: int | None = VOID) -
     """Mean IoU over all voxels of many (mask, label) pairs at once: counts are added before they are divided (A11)."""
     total = np.zeros((3, 0), np.int64)
     for mask, label in pairs:
-        counts = np.stack(class_counts(mask, label, ignore))
+        counts = np.stack(_counts(mask, label, ignore))
         size = max(total.shape[1], counts.shape[1])
         total, counts = (np.pad(part, ((0, 0), (0, size - part.shape[1]))) for part in (total, counts))
         total = total + counts
     return miou_of_counts(*total)
 
 
-def class_counts(mask: Any, label: Any, ignore: int | None) -> tuple[Integers, Integers, Integers]:
+def _counts(mask: Any, label: Any, ignore: int | None) -> tuple[Integers, Integers, Integers]:
     """Voxels of each class that mask and label share, that the mask has, that the label has."""
     mask, label = (on_host(array).reshape(-1) for array in checked_masks(mask=mask, label=label))
     if ignore is not None:
