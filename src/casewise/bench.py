@@ -14,8 +14,7 @@ import pandas as pd
 from casewise.adapt.adaptation import Adaptation
 from casewise.adapt.backbones import Backbone
 from casewise.adapt.model import Model, as_model
-from casewise.adapt.proposers import named_proposal
-from casewise.adapt.proposers.imported import AnyMethod, method_of
+from casewise.adapt.proposers import AnyMethod, method_of, named_proposal
 from casewise.adapt.proposers.live import prepare
 from casewise.adapt.snapshot import restored
 from casewise.archive.store import Archive, open_archive
@@ -122,7 +121,7 @@ class BenchResult:
         lines += [f"! {reason}" for reason in result["refused"]]
         lines += [f"! {note}" for method in result["methods"] for note in method["notes"]]
         if result["labels_seen_before_decisions"]:
-            lines.append("! Evaluation labels were read in this folder before these decisions were taken.")
+            lines.append("! Evaluation labels were read in this folder before these decisions were made.")
         for one in result["methods"]:
             if (made := one["promise"]) and made["missed"]:
                 lines.append(
@@ -237,7 +236,7 @@ def bench(
         known, judged, how = _of_archive(cases, calibration, share, methods)
     else:
         if network is None:
-            raise BadInput("cases are images, so a network is needed; without one give an archive of casewise record")
+            raise BadInput("images need a network; without a network, give an archive of casewise record")
         model = as_model(network)
         backbone = model.load() if isinstance(model, Model) else model
         sides, how, facts = _sides(backbone, cases, labels, patients, calibration, share, folder)
@@ -321,7 +320,9 @@ def _proposers(methods: Any, plain: Adaptation, backbone: Backbone, first: Label
     found: dict[str, Adaptation] = {}
     for name, method in named:
         if name in found:
-            raise BadInput(f"two methods are called {name}; give them names: methods={{'first': ..., 'second': ...}}")
+            raise BadInput(
+                f"two methods are called {name}; give them different names: methods={{'first': ..., 'second': ...}}"
+            )
         function = method_of(method)
         found[name] = replace(plain, objective=method)
         if function is not None:
@@ -375,6 +376,6 @@ def _recorded(
     if failed:
         raise BadInput(
             f"{pluralize(len(failed), f'{path.name} case')} could not be recorded, so there is no result "
-            f"({'; '.join(failed[:3])}); correct or remove them and run the same again"
+            f"({'; '.join(failed[:3])}); correct or remove them and repeat the command"
         )
     return check_cases(open_archive(path), [one.id for one in cases], tuple(proposers))

@@ -347,7 +347,7 @@ class _Fit:
                 objective, foreground=foreground, tuned=str(tuned) if learned else None, crossfit=learned
             )
         if not proposers:
-            raise BadInput("nothing is proposed: views, learning and --propose are all left out; allow one of them")
+            raise BadInput("there are no candidates: views, learning and --propose are all off; use at least one")
         return proposers
 
     def _recorded(self, cases: Sequence[Labelled], proposers: Mapping[str, Adaptation], path: Path) -> Archive:
@@ -502,13 +502,13 @@ def _check_plan(folder: Path, options: Mapping[str, Any]) -> None:
         wrong = [name for name in plain if there.get(name) != plain[name]]
         if wrong:
             raise Mismatch(
-                f"{folder} was begun with another {', '.join(wrong)}; repeat the first options to go on, or choose "
-                "another folder"
+                f"{folder} was started with another {', '.join(wrong)}; repeat the first options to continue, or "
+                f"choose another folder"
             )
         return
     strange = [path.name for path in folder.iterdir() if path.name not in ("lock", "images")]
     if strange:
-        raise BadInput(f"{folder} holds {', '.join(sorted(strange)[:3])} and is no deployment; choose another folder")
+        raise BadInput(f"{folder} has {', '.join(sorted(strange)[:3])} and is no deployment; choose another folder")
     write_json(file, plain)
 
 
@@ -548,7 +548,7 @@ def labelled_cases(
         )
         if any(one.split == CALIBRATION for one in files):
             files = tuple(one for one in files if one.split == CALIBRATION)
-            notes.append(f"the table marks {pluralize(len(files), 'case')} for calibration; only these are used")
+            notes.append(f"the table marks {pluralize(len(files), 'case')} as calibration; only these are used")
         found = [
             Labelled(one.id, one.cluster or one.id, one.checked(), one.label) for one in files if one.label is not None
         ]
@@ -568,8 +568,8 @@ def labelled_cases(
         and not any(isinstance(one.case, CaseFiles) and one.case.cluster for one in found)
     ):
         notes.append(
-            "no patient is named, so every case counts as one; where several belong together, name them with a table "
-            "of the columns case and cluster (cases.csv beside the images, or --groups)"
+            "no patient is named, so every case counts as one; if patients have several cases, name them in a "
+            "table with the columns case and cluster (cases.csv beside the images, or --groups)"
         )
     return found, notes
 
@@ -589,8 +589,8 @@ def _given(images: Sequence[Any], labels: Any) -> Iterator[Labelled]:
         mask = np.asarray(label)
         if mask.shape != case.image.shape[1:]:
             raise BadInput(
-                f"the label of image {number} has shape {mask.shape}, its image {case.image.shape}; a label has the "
-                "shape of the image without channels"
+                f"the label of image {number} has shape {mask.shape}, its image {case.image.shape}; a label must "
+                f"have the shape of the image without channels"
             )
         yield Labelled(case.id, case.cluster or case.id, case, mask)
 

@@ -170,7 +170,7 @@ def _named(name: str, network: Any, objective: Any, options: Mapping[str, Any]) 
     from casewise.judge.policy import ready_policy
 
     if objective is None:
-        raise BadInput(f"{name!r} does not say how candidates are made; name a proposer: objective='tent'")
+        raise BadInput(f"{name!r} does not name its proposers; give one: objective='tent'")
     return ready_policy(name, Adaptation.of(objective, **options).horizon(network))
 
 
@@ -181,8 +181,7 @@ def _proposers(policy: Policy | Controller | Judge, objective: Any, options: dic
     if not isinstance(policy, Policy) or (policy.binding is None and objective is not None):
         if objective is None:
             raise BadInput(
-                f"{policy.name} does not say how candidates are made; name a proposer: "
-                "guard(image, network, controller, 'tent')"
+                f"{policy.name} does not name its proposers; give one: guard(image, network, controller, 'tent')"
             )
         return {"": Adaptation.of(objective, **options)}
     fitted = proposers_of(policy, typed=objective if isinstance(objective, str) else None)
@@ -190,8 +189,7 @@ def _proposers(policy: Policy | Controller | Judge, objective: Any, options: dic
         return {policy.ladder: Adaptation.of(objective, **options)}
     if not fitted:
         raise BadInput(
-            f"policy {policy.name!r} does not say how candidates are made; name a proposer: "
-            "guard(image, network, policy, 'tent')"
+            f"policy {policy.name!r} does not name its proposers; give one: guard(image, network, policy, 'tent')"
         )
     asked = {} if objective is None else {"objective": objective}
     if isinstance(objective, Adaptation):

@@ -79,16 +79,6 @@ def test_each_ladder_is_an_archive_of_its_own_and_m0_lies_there_once(tmp_path):
     assert stored["counts"].tolist() == [0, 0, 1]  # no M0, a view that equals it, one voxel
 
 
-def test_ballots_come_back_and_are_no_entropies(tmp_path):
-    ballots = np.arange(6, dtype=np.uint8).reshape(2, 3, 1)
-    made = create_archive(tmp_path, binding=VIEWS, steps=1, ladder="views")
-    made.add(a_case(), a_ladder([[1, 1, 1], [0, 0, 1]], ballots=ballots))
-    again = open_archive(tmp_path)
-    assert np.array_equal(again.ballots("one"), ballots)
-    assert again.entropies("one") is None
-    assert np.array_equal(again.trajectory("one").ballots, ballots)
-
-
 def test_where_several_are_held_one_must_be_chosen(tmp_path):
     two_ladders(tmp_path)
     archive = open_archive(tmp_path)

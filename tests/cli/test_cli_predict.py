@@ -133,13 +133,6 @@ def test_without_a_policy_it_says_how_to_get_one(data: Path, weights: Path) -> N
         predicted(data, weights, "--policy", "cardiac")
 
 
-def test_a_dry_run_writes_nothing(data: Path, weights: Path, fixed: Sequence[object]) -> None:
-    result = predicted(data, weights, *fixed, "--dry-run")
-    assert "case_0: 1 x 2 x 24 x 24, about" in result.output
-    assert "4 cases, 4 to do" in result.output
-    assert not (data / "out").exists()
-
-
 def test_parts_divide_the_cases(data: Path, weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     predicted(data, weights, "--policy", "m0", "-num_parts", 2, "-part_id", 1)
     assert sorted(path.name for path in (data / "out").glob("*.nii.gz")) == ["case_1.nii.gz", "case_3.nii.gz"]

@@ -44,3 +44,18 @@ def test_page_and_summary_say_how_many_poor_masks_were_seen(poor: int, said: str
     facts = {**facts, "preflight": {**facts["preflight"], "quality": quality}}
     assert any(said in line for line in summary_lines(facts))
     assert said in fit_page(facts, ()).split("<details>")[0]
+
+
+def test_patients_and_cases_that_are_hurt_are_counted_apart_and_the_choice_is_not_called_blind(
+    facts: dict[str, Any],
+) -> None:
+    page = fit_page(facts, ())
+    harm = facts["preflight"]["comparison"]["rows"][4]["harm"]  # of medoid, which is chosen
+    assert f"{harm['hurt']} of {harm['patients']} patients on average; up to 34 % may" in page
+    assert "the gain is at least" not in page
+    assert "which does not allow for the choice" in page
+    rows = [{"case": "a", "patient": "p", "source": 0.5, "metric": 0.6, "state": "1"}]
+    assert "which way is deployed was chosen with all labels" in fit_page(facts, rows)
+    kept = {**facts["preflight"]["comparison"], "chosen": "m0"}
+    page = fit_page({**facts, "preflight": {**facts["preflight"], "comparison": kept}}, ())
+    assert "up to 21 % may" not in page  # the masks in use hurt nobody

@@ -25,8 +25,8 @@ from casewise.render.mask_pictures import overlay_png
 from casewise.run.gather import gathered_cases
 from casewise.run.local import LocalEngine
 from casewise.run.predict_case import PredictCase
-from casewise.run.predict_folder import plan_folder, predict_folder, prediction_work
-from casewise.run.prediction_folder import verify_predictions
+from casewise.run.predict_folder import predict_folder, prediction_work
+from casewise.run.prediction_folder import is_complete, verify_predictions
 
 Maker = Callable[..., PredictCase]
 HOW = Adaptation(objective="tent", learning_rate=0.05, steps=1, min_area=4)
@@ -180,25 +180,24 @@ def test_resuming_trusts_hashes_and_not_file_names(work: Maker, images: Path, tm
     nibabel.save(
         nibabel.Nifti1Image(np.eye(24, dtype=np.float32)[:, :, None] * [1, 2], np.eye(4)), images / "case_1_0000.nii.gz"
     )
-    plan = {row.case_id: row.complete for row in plan_folder(work(), resume=True, overwrite=True)}
-    assert plan == {"case_0": False, "case_1": False, "case_2": True}
+    complete = {name: is_complete(work().layout, files, work().key) for name, files in work().cases.items()}
+    assert complete == {"case_0": False, "case_1": False, "case_2": True}
     after = run(work(), resume=True, overwrite=True)
     assert after["case_2"].timing == before["case_2"].timing, "a complete case was done again"
     assert after["case_0"].outputs == before["case_0"].outputs
     assert after["case_1"].inputs != before["case_1"].inputs
     other = work(adaptation=replace(HOW, seed=7))
-    assert not any(row.complete for row in plan_folder(other, resume=True))
+    assert not any(is_complete(other.layout, files, other.key) for files in other.cases.values())
 
 
 def test_masks_that_no_run_wrote_are_refused_and_untouched(work: Maker, tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()
     (out / "case_1.nii.gz").write_bytes(b"a label")
-    for refused in (lambda: run(work()), lambda: plan_folder(work(), resume=False)):
-        with pytest.raises(
-            Refused, match=r"holds case_1\.nii\.gz, which no casewise run wrote.*-o, or add --set overwrite=true"
-        ):
-            refused()
+    with pytest.raises(
+        Refused, match=r"holds case_1\.nii\.gz, which no casewise run wrote.*-o, or add --set overwrite=true"
+    ):
+        run(work())
     assert (out / "case_1.nii.gz").read_bytes() == b"a label"
     assert not (out / "audit.jsonl").exists()
     assert [entry.status for entry in run(work(), overwrite=True).values()] == ["done"] * 3

@@ -61,7 +61,8 @@ class Model:
             )
         if not isinstance(self.spec, str):
             raise BadInput(
-                f"a Model names a folder, a hub id or package.module:factory, got {type(self.spec).__name__}; pass a "
+                f"a Model must name a folder, a hub id or package.module:factory, got "
+                f"{type(self.spec).__name__}; pass a "
                 "network itself to guard, fit or Deployment"
             )
 
@@ -101,7 +102,7 @@ def as_model(model: Any) -> Model | Backbone:
     if isinstance(model, Backbone):
         return model
     raise BadInput(
-        f"a model is an nn.Module, a folder, a hub id, a casewise.Model or a backbone, got {type(model).__name__}"
+        f"a model must be an nn.Module, a folder, a hub id, a casewise.Model or a backbone, got {type(model).__name__}"
     )
 
 

@@ -32,7 +32,9 @@ class CaseStream:
 
     def __init__(self, network: Backbone | nn.Module, how: Adaptation) -> None:
         if not how.is_gradient:
-            raise BadInput(f"{how.objective} makes no updates, so nothing is carried from case to case; use reset=case")
+            raise BadInput(
+                f"{how.objective} makes no updates, so there are no weights to carry from case to case; use reset=case"
+            )
         self.network, self.how = network, how
         self._episode: Episode | None = None
 

@@ -90,7 +90,7 @@ class TunedWeights:
                 said[name] = tuple(map(str, said[name]))
             return cls(values, **said)
         except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
-            raise BadInput(f"{path.name} holds no tuned weights ({error}); fit again, or restore the file") from error
+            raise BadInput(f"{path.name} has no tuned weights ({error}); fit again, or restore the file") from error
 
 
 def mean_weights(folds: Sequence[TunedWeights]) -> TunedWeights:

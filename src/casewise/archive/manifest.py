@@ -28,7 +28,7 @@ def named_ladders(manifest: Mapping[str, Any]) -> tuple[str, ...]:
 def made_by(binding: Binding, steps: int, configuration: Mapping[str, Any]) -> dict[str, Any]:
     """Return the facts of one ladder for the manifest."""
     if steps < 1:
-        raise BadInput(f"an archive holds at least one step for each case, got {steps}")
+        raise BadInput(f"an archive must have at least one step for each case, got {steps}")
     return {
         "binding": asdict(binding),
         "steps": steps,
@@ -39,7 +39,7 @@ def made_by(binding: Binding, steps: int, configuration: Mapping[str, Any]) -> d
 def _plain(value: Any) -> Any:
     if isinstance(value, np.generic):
         return value.item()
-    raise BadInput(f"a configuration holds plain JSON values, got {type(value).__name__}: {value!r}")
+    raise BadInput(f"a configuration must have plain JSON values, got {type(value).__name__}: {value!r}")
 
 
 PACKAGES = ("casewise", "numpy", "scipy", "torch", "nnunetv2", "monai", "transformers")
@@ -65,8 +65,8 @@ def check_same(path: Path, there: Mapping[str, Any], asked: Mapping[str, Any]) -
         settings = "; ".join(_changed(_compared(there), _compared(asked)))
         raise Mismatch(
             f"{path} holds an archive that was made with another {', '.join(differing)}"
-            f"{f' ({settings})' if settings else ''}; choose another folder, or repeat the first run's options to go "
-            "on with it"
+            f"{f' ({settings})' if settings else ''}; choose another folder, or repeat the first run's options "
+            f"to continue it"
         )
 
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
@@ -76,13 +75,13 @@ class Archive:
         views = {name: self.ladder(name) for name in ladders}
         if len(views) < 2:
             raise BadInput(
-                f"several ladders are read together, got {', '.join(ladders) or 'none'}; archive.ladder takes one"
+                f"joining needs at least two ladders, got {', '.join(ladders) or 'none'}; archive.ladder takes one"
             )
         for name, view in views.items():
             if lacking := [case_id for case_id in self._cases if case_id not in view.entries]:
                 raise BadInput(
-                    f"{len(lacking)} cases of {self.path} lack ladder {name!r} ({', '.join(lacking[:3])}); record it "
-                    "for them too: casewise record with the same --propose goes on where it stopped"
+                    f"{len(lacking)} cases of {self.path} lack ladder {name!r} ({', '.join(lacking[:3])}); record "
+                    f"it for them, too: casewise record with the same --propose continues"
                 )
         return replace(self, ladder_name=None, entries=self._cases, cases=self._cases, joined=tuple(views))
 
@@ -176,7 +175,7 @@ class Archive:
         if closed and not self.unlocked_by and any(self.entry(name).labelled for name in closed):
             raise Locked(
                 f"the labels of {len(closed)} evaluation cases of {self.path} are locked ({', '.join(closed[:3])}); "
-                f"say why they are read: casewise.judge.ledger.unlock(archive, purpose='...')"
+                f"state the purpose to read them: casewise.judge.ledger.unlock(archive, purpose='...')"
             )
 
     def entry(self, case_id: str) -> Entry:
@@ -224,17 +223,7 @@ class Archive:
         """
         if layout.EXTRAS not in self.entry(case_id).files:
             return None
-        found = layout.decode_extras(unpacked(self._file(case_id, layout.EXTRAS)), self.masks(case_id))
-        return {name: values for name, values in found.items() if name != layout.BALLOTS} or None
-
-    def ballots(self, case_id: str) -> NDArray[np.uint8] | None:
-        """The probabilities of every reading of a ladder of views, in 255ths, or None where they were not kept.
-
-        (reading, class, voxel): reading 0 is M0; voxels are those at which any state differs from M0, in flat order.
-        """
-        if layout.EXTRAS not in self.entry(case_id).files:
-            return None
-        return unpacked(self._file(case_id, layout.EXTRAS)).get(layout.BALLOTS)
+        return layout.decode_extras(unpacked(self._file(case_id, layout.EXTRAS)), self.masks(case_id))
 
     def trajectory(self, case_id: str) -> Trajectory:
         """Return the recorded trajectory of a case."""
@@ -247,7 +236,6 @@ class Archive:
             shrunk={state: mask for state, mask in masks.items() if state.shrink},
             shrunk_signals={state: values for state, values in signals.items() if state.shrink},
             entropies=self.entropies(case_id),
-            ballots=self.ballots(case_id),
             **{name: getattr(entry, name) for name in _OF_TRAJECTORY},
         )
 
@@ -484,8 +472,8 @@ def check_archive_place(path: Path) -> None:
     found = sorted(one.name for one in (path / layout.CASES).glob("*") if not one.name.startswith(layout.HALF_WRITTEN))
     if found and not (path / layout.MANIFEST).exists():  # asked last: another writer makes it before its first case
         raise BadInput(
-            f"{path} has a folder {layout.CASES}/ with {found[0]} and no {layout.MANIFEST}, so it is no archive of "
-            "casewise; choose another folder with -o"
+            f"{path} has a folder {layout.CASES}/ with {found[0]} and no {layout.MANIFEST}, so it is not an "
+            f"archive; choose another folder with -o"
         )
 
 

@@ -41,7 +41,7 @@ def calibrate(
         False, help="Use the full update in bucket mid, for archives without interpolated states."
     ),
     source_metric: float = setting(None, help="Metric of the model on its own data, to warn if it is much lower here."),
-    ladder: list[str] = typer.Option([], help="Which method, if the archive holds several; repeat to use several."),
+    ladder: list[str] = typer.Option([], help="Method to use, if the archive has several; repeat for several."),
     consensus: str = setting(None, help="Name of the candidate that combines the others."),
     allowed_hurt: float = typer.Option(0.1, help="default, choose: share of cases that may lose more than 0.01."),
     flag_below: float = typer.Option(None, help="Flag cases whose metric may be below this."),
@@ -79,7 +79,7 @@ def calibrate(
     file = write_policy(out or archive, made)
     for warning in caught:
         typer.echo(f"! {warning.message}", err=True)
-    words = [*in_words(made), *([] if kept is None else [f"the policy that was there is now {kept}"]), f"wrote {file}"]
+    words = [*in_words(made), *([] if kept is None else [f"the earlier policy was moved to {kept}"]), f"wrote {file}"]
     answer("\n".join(words), {"file": file, "previous": kept, **asdict(made)}, as_json=as_json)
 
 

@@ -106,7 +106,7 @@ def _plain(key: str) -> str:
 def _check_harmless(file: Path, key: str, option: str, value: Any, *, named: bool) -> None:
     """Refuse trust flags, and in a file that was found (not named) also code, outside paths and overrides."""
     if option.startswith("trust"):
-        raise Refused(f"{file}: {key} lets code run, so it is said on the command line, never in a file")
+        raise Refused(f"{file}: {key} allows code to run, so give it on the command line, not in a file")
     if named:
         return
     code = next(addresses_in(value, proposers=option in _PROPOSALS), None)
@@ -119,7 +119,7 @@ def _check_harmless(file: Path, key: str, option: str, value: Any, *, named: boo
         wrong = f"{key} overrides a refusal"
     else:
         return
-    raise Refused(f"{file} was found here and not named, and {wrong}; if you mean it, allow it with --config {file}")
+    raise Refused(f"{file} was found and not named, and {wrong}; to allow this, use --config {file}")
 
 
 def _texts(value: Any) -> Iterator[str]:

@@ -101,7 +101,7 @@ def _one_candidate(old: Path | None, new: Path | None, labels: Path | None, keep
     for pair in find_pairs(old, new, labels=labels):
         if pair.old is None or pair.new is None or (labels is not None and pair.label is None):
             lacks = "old mask" if pair.old is None else "new mask" if pair.new is None else "label"
-            raise BadInput(f"case {pair.id} has no {lacks}; add it, or take the case out of the folders")
+            raise BadInput(f"case {pair.id} has no {lacks}; add it, or remove the case from the folders")
         found.append(Found(pair.id, {State(0): pair.old, State(1): pair.new}, pair.label))
     return tuple(found)
 

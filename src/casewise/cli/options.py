@@ -122,9 +122,7 @@ class DeploymentOptions:
     """Which policy decides, for a deployment or a plain model."""
 
     policy: str | None = typer.Option(None, help="Only if -m is a model: policy.json, its archive, or m0 (no change).")
-    model_at: str | None = typer.Option(
-        None, "--model-at", help="Where the model of the deployment is now, if it was moved."
-    )
+    model_at: str | None = typer.Option(None, "--model-at", help="Folder of the model, if it was moved after fit.")
     objective: str | None = setting(
         None, help="Your own method (package.module:Name) or model files, if the policy names them."
     )
@@ -134,7 +132,7 @@ class DeploymentOptions:
         None, help="watch.json of casewise monitor: decisions are added; original masks while it is suspended."
     )
     force: bool = setting(False, help="Deploy a policy that calibration advised against.")
-    contract: str | None = setting(None, help="What to do with images unlike the training data: refuse, warn or off.")
+    contract: str | None = setting(None, help="Reaction to images unlike the training data: refuse, warn or off.")
     max_ram: str | None = setting(
         None, help="Refuse images that need more memory, such as 16G; serve: 80 % of the free memory."
     )
@@ -161,9 +159,6 @@ class AdaptationOptions:
     steps: int | None = typer.Option(None, help="Number of updates per case; default: 4.")
     source_statistics: Path | None = typer.Option(
         None, "--source-statistics", help="File from record --measure-source, for the views histogram and fourier."
-    )
-    save_probabilities: bool | None = typer.Option(
-        None, "--save-probabilities", help="Also store the probabilities of all views (where views differ)."
     )
     objective: str | None = setting(None, help="Method, as after --propose, if --propose is not given.")
     parameters: str | None = setting(
@@ -200,7 +195,8 @@ class AdaptationOptions:
         if self.statistics is not None:
             if self.modulation is None:
                 raise BadInput(
-                    "statistics belong to a modulation; add --set modulation=param-subset, or leave them out"
+                    "--set statistics works only with a modulation; add --set modulation=param-subset, "
+                    "or leave them out"
                 )
             plain = {name: value for name, value in given.items() if name not in ("modulation", "statistics")}
             given["statistics"] = risk_statistics(self.statistics, model, Adaptation(**plain))
@@ -218,7 +214,7 @@ class AdaptationOptions:
             _refuse_unread(OF_UPDATES, f"{' and '.join(sorted(kinds))} make no updates")
 
 
-_OF_READINGS = {"consensus", "save_probabilities"}  # what views and members read, and updates never do
+_OF_READINGS = {"consensus"}  # what views and members read, and updates never do
 _OF_VIEWS = {"mirrored_views", "source_statistics"}
 
 

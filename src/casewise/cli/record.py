@@ -29,7 +29,7 @@ app = typer.Typer()
 
 NOT_ALL_DONE = 3
 NO_PATIENTS = (
-    f"casewise: no {UNIT[0]} is named, so every case counts as one of its own. Where several cases belong together, "
+    f"casewise: no {UNIT[0]} is named, so every case counts as one. Where several cases belong together, "
     "say so in a table with the columns case and cluster: cases.csv beside the images, or --groups TABLE"
 )
 
@@ -141,7 +141,7 @@ def _since(there: Sequence[str], added: Sequence[str], ladders: Sequence[str], b
     """Say which cases and ladders were recorded before."""
     said = [] if ladders[0] in added or not before else [f", {before} of them from before"]
     if added:
-        known = ", ".join(name or "the one without a name" for name in there)
+        known = ", ".join(name or "the unnamed one" for name in there)
         said += [f"; {'ladder' if len(added) == 1 else 'ladders'} {', '.join(added)} added to what was there ({known})"]
     return "".join(said)
 
@@ -154,9 +154,7 @@ def proposals(plain: Adaptation, texts: list[str], objective: str | None) -> dic
     if not texts:
         return {"": plain}
     if objective is not None:
-        raise BadInput(
-            f"the setting objective={objective} is what --propose {objective} says; give the one or the other"
-        )
+        raise BadInput(f"objective={objective} and --propose {objective} mean one thing; give only one of them")
     named = [named_proposal(text) for text in texts]
     if len({name for name, _ in named}) < len(named):
         raise BadInput(f"two proposers have one name: {', '.join(name for name, _ in named)}; write NAME=PROPOSER")

@@ -119,7 +119,7 @@ def read_csv(path: Path) -> list[dict[str, str]]:
     except FileNotFoundError:
         raise BadInput(f"there is no table at {path}") from None
     except UnicodeDecodeError:
-        raise BadInput(f"{path} is not UTF-8; save it as CSV UTF-8 (a choice of its own in spreadsheets)") from None
+        raise BadInput(f"{path} is not UTF-8; save it as CSV UTF-8") from None
     header = text.partition("\n")[0]
     separator = next((one for one in ",;\t" if one in header), ",")
     try:

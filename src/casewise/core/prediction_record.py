@@ -129,4 +129,6 @@ class PredictedCase:
             values["signals"] = numbered(plain.get("signals") or {})
             return cls(**values)
         except (KeyError, TypeError, AttributeError) as error:
-            raise BadInput(f"this is not the entry of a predicted case ({error}); predict the case again") from error
+            raise BadInput(
+                f"this is not the JSON file of a predicted case ({error}); predict the case again"
+            ) from error

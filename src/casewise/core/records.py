@@ -37,8 +37,8 @@ def check_case_id(case_id: str) -> str:
     """Refuse ids that are unsafe as file names: only letters, digits, dot, dash and underscore, at most 128."""
     if not _SAFE_ID.fullmatch(case_id):
         raise BadInput(
-            f"a case id holds 1-128 letters, digits, '.', '_' or '-' and does not begin with '.' or '-', "
-            f"got {case_id!r}; rename the file or the row"
+            f"a case id must have 1-128 letters, digits, '.', '_' or '-' and does not begin with '.' or '-', "
+            f"got {case_id!r}; rename the file or table row"
         )
     return case_id
 
@@ -50,7 +50,8 @@ def check_ladder(name: str) -> str:
     """Refuse ladder names that are unsafe as file names: only lower-case letters, digits and ``-_+.``, at most 64."""
     if not _LADDER.fullmatch(name):
         raise BadInput(
-            f"a ladder is named by 1-64 small letters, digits, '-', '_', '+' or '.', beginning with a letter or digit, "
+            f"the name of a ladder must be 1-64 small letters, digits, '-', '_', '+' or '.', beginning "
+            f"with a letter or digit, "
             f"got {name!r}"
         )
     return name
@@ -129,7 +130,7 @@ class State:
         if self.step < 0 or not 0 <= self.shrink < 1:
             raise BadInput(f"need step >= 0 and 0 <= shrink < 1, got step {self.step} and shrink {self.shrink}")
         if self.step == 0 and self.shrink:
-            raise BadInput("step 0 is the source itself and cannot be shrunk toward it; use State(0)")
+            raise BadInput("step 0 is the source and cannot be interpolated toward itself; use State(0)")
         if self.step == 0 and self.ladder:
             raise BadInput(f"step 0 is the source, which all ladders share; use State(0), not ladder {self.ladder!r}")
         if self.ladder:
@@ -188,7 +189,6 @@ class Trajectory:
         fold: Tuned weights that made the candidates: ``"fold-2"`` or ``"mean"``.
         trained_on: Patients whose labels trained those weights.
         appearance: What the image looks like to the model, in label-free numbers; empty where nobody measured it.
-        ballots: Probabilities of all views, (view, class, voxel) in 255ths, where they differ from M0, if requested.
 
     Example:
         >>> import numpy as np
@@ -216,7 +216,6 @@ class Trajectory:
     fold: str = ""
     trained_on: tuple[str, ...] = ()
     appearance: Mapping[str, float] = field(default_factory=dict)
-    ballots: NDArray[Any] | None = None
 
     def __post_init__(self) -> None:
         if not self.masks or len(self.masks) != len(self.signals):
@@ -248,7 +247,7 @@ class Trajectory:
                 )
             return self.shrunk[state]
         if state.step > self.steps:
-            raise BadInput(f"case {self.case_id} has steps 0 to {self.steps}, step {state.step} was asked for")
+            raise BadInput(f"case {self.case_id} has steps 0 to {self.steps}, got step {state.step}")
         return self.masks[state.step]
 
 

@@ -111,8 +111,8 @@ def check_names_no_code(record: Mapping[str, Any], *, where: str, typed: Collect
         found = next((one for one in addresses_in((field, value)) if one not in typed), None)
         if found is not None:
             raise UnsafeInput(
-                f"{where} names code in {field}: {found[:100]!r}; a file may name registered things only, so get the "
-                "file from somebody you trust, or make it again"
+                f"{where} names code in {field}: {found[:100]!r}; a file may name only registered things; make "
+                f"the file again, or get it from somebody you trust"
             )
 
 

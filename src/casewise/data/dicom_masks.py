@@ -144,7 +144,7 @@ def _object(path: Path) -> MaskObject:
             series_uid = str(study.RTReferencedSeriesSequence[0].SeriesInstanceUID)
             names, values = {int(one.ROINumber): str(one.ROIName).strip() for one in header.StructureSetROISequence}, {}
     except (AttributeError, KeyError, IndexError, ValueError) as error:
-        raise BadInput(f"{path.name} does not say what it is about ({error}); export it again") from error
+        raise BadInput(f"{path.name} does not name its series ({error}); export it again") from error
     patient = f"patient-{short_hash(str(header.get('PatientID', '') or series_uid))}"
     return MaskObject(path, kind, series_uid, patient, names, values)
 

@@ -99,7 +99,7 @@ def write_segmentation(
         BadInput: The mask does not fit the series, or holds a label without a name.
     """
     if kind not in ("binary", "labelmap"):
-        raise BadInput(f"a segmentation is binary or labelmap, got {kind!r}")
+        raise BadInput(f"a segmentation must be binary or labelmap, got {kind!r}")
     highdicom = _highdicom()
     if mask.shape != series.shape:
         raise BadInput(f"the mask has shape {mask.shape}, series {series.case_id} {series.shape}; resample it first")

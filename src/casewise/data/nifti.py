@@ -71,6 +71,11 @@ class Volume:
     geometry: Geometry
 
 
+def is_volume(path: Path) -> bool:
+    """Return True if a file is named like a NIfTI file."""
+    return path.name.lower().endswith((".nii", ".nii.gz"))
+
+
 def check_header(path: Path, *, max_bytes: int = MAX_BYTES) -> Header:
     """Read a NIfTI header without unpacking the rest, and refuse impossible claims."""
     return _judged(path, _first_bytes(path, _NIFTI2), path.stat().st_size, packed=_is_packed(path), max_bytes=max_bytes)
@@ -93,11 +98,11 @@ def _judged(path: Path, start: bytes, size: int, *, packed: bool, max_bytes: int
     needed = header.bytes + int(header.offset)
     if packed and needed > DEFLATE_LIMIT * size + 2**16:
         raise UnsafeInput(
-            f"{path.name}: {size} packed bytes cannot hold the {needed} bytes that the header promises; "
-            f"the file is truncated or forged"
+            f"{path.name}: {size} packed bytes are too few for the {needed} bytes that the header announces; the "
+            f"file is truncated or forged"
         )
     if not packed and size < needed:
-        raise BadInput(f"{path.name}: the header promises {needed} bytes, the file has {size}; it is truncated")
+        raise BadInput(f"{path.name}: the header announces {needed} bytes, the file has {size}; it is truncated")
     return header
 
 
@@ -240,7 +245,7 @@ def _opened(path: Path) -> Any:
     except (OSError, EOFError, zlib.error, ImageFileError) as error:
         raise BadInput(f"{path.name} cannot be read ({error}); it is truncated or damaged") from error
     except (HeaderDataError, ValueError, ArithmeticError, KeyError) as error:
-        raise BadInput(f"{path.name}: its header makes no sense ({error}); export the file again") from error
+        raise BadInput(f"{path.name}: its header is invalid ({error}); export the file again") from error
 
 
 def _voxels(path: Path, image: Any, header: Header, frame: int | None) -> NDArray[Any]:
@@ -259,10 +264,14 @@ def read_label(path: Path, *, frame: int | None = None) -> Mask:
 
 def whole_numbers(voxels: NDArray[Any], name: str, *, within: float = 0.0) -> Mask:
     """Return the voxels of a label as integers; refuse floats further than ``within`` from a whole number."""
-    if np.issubdtype(voxels.dtype, np.integer):
+    if voxels.dtype.kind in "biu":
         return voxels
-    if not np.isfinite(voxels).all() or np.abs(voxels - np.rint(voxels)).max(initial=0) > within:
-        raise BadInput(f"{name} holds values that are not whole numbers; it is not a label")
+    if (
+        voxels.dtype.kind != "f"
+        or not np.isfinite(voxels).all()
+        or np.abs(voxels - np.rint(voxels)).max(initial=0) > within
+    ):
+        raise BadInput(f"{name} has values that are not whole numbers; it is not a label")
     return np.asarray(np.rint(voxels).astype(np.int32))
 
 
@@ -289,7 +298,7 @@ def check_same_place(image: Path, label: Path, *, reorients: bool = False) -> No
     """
     import nibabel
 
-    if not all(path.name.lower().endswith((".nii", ".nii.gz")) for path in (image, label)):
+    if not (is_volume(image) and is_volume(label)):
         return
     there, here = read_geometry(image), read_geometry(label)
     if any(_says_nothing(one) for one in (there, here)):
@@ -309,7 +318,7 @@ def check_same_place(image: Path, label: Path, *, reorients: bool = False) -> No
     if gap > 0.5 * float(np.linalg.norm(affines[0][:3, :3], axis=0).min()):
         said = [np.array2string(affine[:3], precision=4, separator=", ").replace("\n", "") for affine in affines]
         raise BadInput(
-            f"{label.name} does not lie where its image lies, it is up to {gap:.3g} mm off: the affine of the image is "
+            f"{label.name} and its image have different positions, up to {gap:.3g} mm off: the affine of the image is "
             f"{said[0]}, that of the label {said[1]}; correct the file, or pass --set ignore-geometry=true"
         )
 

@@ -59,7 +59,7 @@ def _bias_field(shape: tuple[int, ...], amplitude: float, rng: np.random.Generat
     return np.asarray(np.exp(amplitude * field))[None]
 
 
-NOTICE = "A program made these cases. This page shows how the system works; it is no evidence that it helps patients."
+NOTICE = "These cases are simulated. They show how casewise works and are no evidence that it helps patients."
 CLASSES = ("background", "left ventricle", "myocardium", "right ventricle")
 SIZE = 96
 _LV, _MYO, _RV = 1, 2, 3

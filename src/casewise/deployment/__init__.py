@@ -277,8 +277,8 @@ class Deployment:
         """
         if self.adapts and not self.proposers:
             raise BadInput(
-                f"policy {self.policy.name!r} does not say how candidates are made; calibrate it on an archive, or "
-                "give proposers={'': Adaptation('tent')}"
+                f"policy {self.policy.name!r} does not name its proposers; calibrate it on an archive, "
+                f"or give proposers={'': Adaptation('tent')}"
             )
         if self.adapts:
             check_bound(self.policy, self.proposers, self.backbone)
@@ -494,7 +494,8 @@ class Deployment:
         refusals = [finding.message for finding in findings if finding.level == "refusal"]
         if refusals and self.contract == "refuse":
             raise Refused(
-                f"case {case.id} breaks the model's input contract: {'; '.join(refusals)}; correct the file, or pass "
+                f"case {case.id} does not meet the model's input contract: {'; '.join(refusals)}; "
+                f"correct the file, or pass "
                 "--set contract=warn"
             )
         return findings

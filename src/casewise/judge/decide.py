@@ -19,7 +19,7 @@ from casewise.judge.controllers.choose import candidate_signals
 from casewise.judge.controllers.flag import Flag, deployed_signal
 from casewise.measure.cleanup import Cleanup
 
-CONSENSUS_NAMES = ("consensus", "mean", "weighted", "vote", "majority", "average")
+CONSENSUS_NAMES = ("consensus", "mean", "vote", "average")
 """Names of states that are made of other states."""
 
 

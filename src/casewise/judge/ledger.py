@@ -103,11 +103,11 @@ def note_comparison(archive: Archive, designs: Sequence[str]) -> None:
     Chain(archive.path / LEDGER).append(EVENT, facts)
 
 
-def was_compared(archive: Archive, design: str) -> bool:
-    """Return True if a comparison with any of these labels included the design."""
+def compared_designs(archive: Archive) -> frozenset[str]:
+    """Return the names of all designs, M0 left out, that were compared or calibrated with any of these labels."""
     labels = set(_labels(archive))
-    lines = read_ledger(archive.path)
-    return any(design in line.get("compared", ()) and not labels.isdisjoint(line["labels"]) for line in lines)
+    lines = [line for line in read_ledger(archive.path) if not labels.isdisjoint(line.get("labels", ()))]
+    return frozenset(name for line in lines for name in line["compared"]) - {"m0"}
 
 
 def _labels(archive: Archive) -> list[str]:

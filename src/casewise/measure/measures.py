@@ -261,7 +261,7 @@ def conformal_interval(
 
 def _decision(name: str, text: str) -> DecisionRule:
     found = _DECISION.fullmatch(text.strip().removeprefix(name))
-    if found is None:
+    if found is None or not math.isfinite(float(found[2])):
         raise BadInput(f"measure {name}: a decision is a sign and a number such as '< 40', got {text!r}")
     return DecisionRule(found[1], float(found[2]))
 
@@ -321,8 +321,9 @@ def _converted(node: ast.expr, depth: int = 0) -> Expression:
         return Operation(_SIGNS[type(node.op)], tuple(_converted(one, depth + 1) for one in (node.left, node.right)))
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
         return Operation("neg", (_converted(node.operand, depth + 1),))
-    if isinstance(node, ast.Constant) and isinstance(node.value, int | float):
-        return float(node.value)
+    value = node.value if isinstance(node, ast.Constant) else None
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
+        return float(value)
     if not isinstance(node, ast.Call):
         return LabelVolume(_label(node))
     function, given = ast.unparse(node.func), node.args
@@ -336,7 +337,7 @@ def _converted(node: ast.expr, depth: int = 0) -> Expression:
 
 def _label(node: ast.expr) -> str:
     """Return the name of a label or scan: a word, a number inside volume(), or a text in quotation marks."""
-    if isinstance(node, ast.Constant) and isinstance(node.value, str | int):
+    if isinstance(node, ast.Constant) and type(node.value) in (str, int):
         return str(node.value)
     name = ast.unparse(node)
     if not isinstance(node, ast.Name | ast.Attribute) or not re.fullmatch(r"[\w.]+", name):

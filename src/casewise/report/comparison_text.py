@@ -35,6 +35,9 @@ def verdict_reason(summary: Summary) -> str:
     if broken:
         which = ", ".join(f"{check['name']} on {check['scope']}" for check in broken[:3]) + ", ..." * (len(broken) > 3)
         return f"{len(broken)} of {_criteria(len(checks))} {'is' if len(broken) == 1 else 'are'} broken ({which})."
+    nobody = ", ".join(f"{check['name']} on {check['scope']}" for check in undecided if not check["patients"])
+    if nobody:
+        return f"there is no case to judge {nobody}; no criterion is broken."
     if undecided:
         few = pluralize(summary["summary"].get("labelled_clusters", summary["summary"]["clusters"]), *UNIT)
         return (

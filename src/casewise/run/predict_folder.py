@@ -19,7 +19,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from casewise.adapt.backbones import Backbone
-from casewise.adapt.contract import check_orientations, shape_of
+from casewise.adapt.contract import check_orientations
 from casewise.archive.layout import image_sha256
 from casewise.core.chain import Chain
 from casewise.core.durable import file_lock, file_sha256, sweep, write_durably
@@ -296,33 +296,7 @@ def _seen(files: CaseFiles, backbone: Backbone, *, known: bool) -> SimpleNamespa
 
 
 def _ending_for(cases: Sequence[CaseFiles]) -> str:
-    volumes = cases and cases[0].images[0].name.lower().endswith((".nii", ".nii.gz"))
-    return ".nii.gz" if volumes else ".png"
-
-
-@dataclass(frozen=True)
-class Planned:
-    """One row of a dry run."""
-
-    case_id: str
-    shape: tuple[int, ...] | None  # (channel, *space), None where the header cannot be read
-    bytes: int | None
-    complete: bool
-
-
-def plan_folder(work: PredictCase, *, resume: bool, overwrite: bool = False) -> tuple[Planned, ...]:
-    """Say what a run would do, from headers and hashes; refuse to replace masks of somebody else."""
-    planned = tuple(_planned(work, files, resume=resume) for files in work.cases.values())
-    if not overwrite:
-        check_replaceable(work.layout, [row.case_id for row in planned if not row.complete])
-    return planned
-
-
-def _planned(work: PredictCase, files: CaseFiles, *, resume: bool) -> Planned:
-    shape = None if files.leaving else shape_of(files)
-    need = None if shape is None else work.deployment.estimated_bytes(shape)
-    complete = resume and is_complete(work.layout, files, work.key)
-    return Planned(files.id, shape, need, complete)
+    return ".nii.gz" if cases and nifti.is_volume(cases[0].images[0]) else ".png"
 
 
 def predict_folder(
@@ -486,7 +460,7 @@ def orientation_findings(cases: Sequence[CaseFiles], backbone: Backbone) -> dict
     found: dict[str, str] = {}
     for files in cases:
         path = files.images[0]
-        if not path.name.lower().endswith((".nii", ".nii.gz")):
+        if not nifti.is_volume(path):
             continue
         try:
             nifti.check_header(path)

@@ -44,6 +44,7 @@ from casewise.study.compared_cohort import GOOD, ComparedCohort
 
 FEWEST = 10  # patients below which Student's t is not used for a mean difference
 CONFIDENCE = 0.95
+LARGEST_NUMBER = 1e9  # of a limit, a margin or a guess
 COMPANION = (0.1, 0.05)
 """Limit and margin of the share of harmed cases that ``max_mean_drop`` is tested with where the file gives none."""
 SKEW = 2.0  # factor on the observed skewness; see mean_bound
@@ -235,7 +236,7 @@ def _criterion(name: str, given: Any, scope: str) -> Criterion:
     parts = dict(given) if isinstance(given, Mapping) else {"limit": given}
     known = {"limit", "margin", "expected", "sd"}
     if not {"limit"} <= set(parts) <= known or not all(is_number(value) for value in parts.values()):
-        raise BadInput(f"{name} is a number or {{'limit': ..., 'margin': ...}}, got {given!r}")
+        raise BadInput(f"{name} is a number or {{limit = ..., margin = ...}}, got {str(given)[:80]}")
     if parts.get("sd", 1) <= 0:
         raise BadInput(f"{name}: sd is the spread between patients and above 0, got {parts['sd']}")
     limit, margin = float(parts["limit"]), float(parts.get("margin", quantity.margin))
@@ -245,7 +246,7 @@ def _criterion(name: str, given: Any, scope: str) -> Criterion:
 
 
 def is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and bool(np.isfinite(value))
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST_NUMBER
 
 
 def patient_means(values: Floats, patients: NDArray[Any]) -> Floats:
@@ -308,7 +309,6 @@ def _case_columns(cohort: ComparedCohort, of_labels: Mapping[int, Columns]) -> C
 
 
 _NOBODY = {
-    "each_group": "no case has a group (name them: --cases TABLE with the columns case and group; or drop each_group)",
     "each_label": "no mask has a label",
     "each_size": "the cases do not differ in size, or are fewer than six",
 }

@@ -32,7 +32,16 @@ from casewise.study.acceptance import MET, UNDECIDED, Check, checks_of, verdict_
 from casewise.study.clinical import MeasureResult, measure_checks, measure_results, volume_results
 from casewise.study.compared_cohort import GOOD, ComparedCase, Comparisons, comparison_of
 from casewise.study.compared_pairs import LOG, CompareCase, MadeOnDemand, Settings, case_log, compare_pairs
-from casewise.study.plan import ChangePlan, Seal, log_opened, log_verdict, read_measures, read_plan, seal_plan
+from casewise.study.plan import (
+    ChangePlan,
+    Seal,
+    check_fits,
+    log_opened,
+    log_verdict,
+    read_measures,
+    read_plan,
+    seal_plan,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -287,7 +296,8 @@ def compare_folders(
         seal = None
         if judged_by is not None:
             log = None if out is None else Path(out) / LOG
-            seal = seal_plan(judged_by, _listed(Path(new)), compared_before=log is not None and log.is_file())
+            masks = _listed(Path(new))
+            seal = seal_plan(judged_by, masks, compared_before=_is_younger(log, masks))
             if converts := is_mask_folder(Path(new)):  # reading DICOM masks opens them
                 seal = log_opened(judged_by, seal)
         folders, places = _readable(Path(old), Path(new), given, keep)
@@ -295,6 +305,8 @@ def compare_folders(
         pairs = {pair.id: pair for pair in found}
         called, at_odds = names_of_labels(label_names, folders)
         check_names(declared, called)
+        if judged_by is not None:
+            check_fits(judged_by, found, called, labelled=labels is not None)
         settings = Settings(
             **options,
             zero_is_label=_names_zero(called) if zero_is_label is None else zero_is_label,
@@ -331,6 +343,13 @@ def _listed(folder: Path) -> list[Path]:
     files = [path for path in sorted(folder.rglob("*")) if path.is_file() and not path.name.startswith(".")]
     masks = [path for path in files if path.parent == folder and path.name.lower().endswith(ENDINGS)]
     return masks or [path for path in files if path.suffix.lower() in ("", ".dcm", ".ima")]
+
+
+def _is_younger(log: Path | None, masks: Sequence[Path]) -> bool:
+    """Return True if a comparison wrote this log after the masks were made, so that it may have been one of them."""
+    if log is None or not log.is_file():
+        return False
+    return log.stat().st_mtime >= max((path.stat().st_mtime for path in masks if path.exists()), default=0.0)
 
 
 def _readable(

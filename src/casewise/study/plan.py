@@ -21,8 +21,9 @@ from scipy import stats
 from casewise.core.chain import Chain
 from casewise.core.durable import json_sha256, text_sha256
 from casewise.core.errors import BadInput
+from casewise.data.pairs import Pair
 from casewise.judge.certificates.risk_control import clopper_pearson_upper, hoeffding_bentkus
-from casewise.measure.measures import Measure, declared_measures
+from casewise.measure.measures import Measure, declared_measures, scan_of
 from casewise.study.acceptance import CONFIDENCE, FEWEST, QUANTITIES, Acceptance, Criterion, acceptance_of
 
 LARGEST = 256 * 1024  # bytes of a plan
@@ -115,13 +116,14 @@ def read_toml(path: Path, what: str) -> tuple[dict[str, Any], str]:
         import tomli as tomllib
     try:
         size = path.stat().st_size
-        if size > LARGEST:
-            raise BadInput(f"{path.name} is {size / 2**20:.1f} MB; {what} has at most {LARGEST // 1024} kB")
-        content = path.read_text(encoding="utf-8")
-        return tomllib.loads(content), text_sha256(content)
+        content = path.read_text(encoding="utf-8") if size <= LARGEST else ""
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput(f"{path} cannot be read ({error}); casewise compare --new-plan writes one") from None
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    if size > LARGEST:
+        raise BadInput(f"{path.name} is {size / 2**20:.1f} MB; {what} has at most {LARGEST // 1024} kB")
+    try:
+        return tomllib.loads(content), text_sha256(content)
+    except (ValueError, RecursionError) as error:  # ValueError: also a whole number of more than 4,300 digits
         raise BadInput(f"{path.name} is no TOML ({str(error)[:200]})") from None
 
 
@@ -198,8 +200,10 @@ def _names(name: str, given: Any) -> tuple[str, ...]:
 def _texts(name: str, given: Any, known: Iterable[str] | None = None) -> dict[str, str]:
     table = _table(name, given)
     for key, value in table.items():
-        if not isinstance(value, str) or (known is not None and key not in known):
-            raise BadInput(f"{name}.{key} is not known here, or no text; got {str(value)[:60]!r}")
+        if known is not None and key not in known:
+            raise BadInput(f"[{name}] has no {key!r}; it has {', '.join(known)}")
+        if not isinstance(value, str):
+            raise BadInput(f"{name}.{key} is a text in quotation marks, got {str(value)[:60]}")
     return {key: value for key, value in table.items() if value}
 
 
@@ -228,18 +232,53 @@ def _check_consistent(plan: ChangePlan) -> None:
             raise BadInput(
                 f"on {scope}, max_mean_drop = {drop.limit:g} asks for more than min_mean_gain = {gain.limit:g} does"
             )
-    if plan.patients is None or plan.acceptance.confidence is None:
+    if plan.acceptance.confidence is None:
         return
     for one in plan.criteria:
         if QUANTITIES[one.name].is_share and one.limit < 1:
             fewest = _fewest(one.limit, plan.acceptance.confidence, 1)
             if fewest >= MOST_PATIENTS:
                 raise BadInput(f"no sample can show {one.name} <= {one.limit:g}; allow more, such as 0.05")
-            if plan.patients < fewest:
+            if plan.patients is not None and plan.patients < fewest:
                 raise BadInput(
                     f"{plan.patients} patients can never show {one.name} <= {one.limit:g} on {one.scope} at confidence "
                     f"{plan.acceptance.confidence:g}: {fewest} are needed, all without harm{ADDED * one.added}"
                 )
+
+
+def check_fits(plan: ChangePlan, pairs: Iterable[Pair], names: Mapping[int, str], *, labelled: bool) -> None:
+    """Refuse a plan on a label, group or scan that there is not, before the new masks are opened.
+
+    Args:
+        plan: The plan.
+        pairs: The files of the cases, with groups and scans.
+        names: The names of the labels by number.
+        labelled: Whether labels are given.
+
+    Raises:
+        BadInput: The message names the criterion or the measure, and what there is.
+    """
+    given = list(pairs)
+    groups = sorted({pair.group for pair in given if pair.group is not None})
+    known = {
+        "label": (sorted(names.values()), "name them: --label-names 1=LV,2=MYO"),
+        "group": (groups, "name them: --cases TABLE with the columns case and group"),
+    }
+    for one in plan.criteria:
+        kind, _, which = one.scope.partition(" ")
+        there, remedy = known.get("group" if kind == "each_group" else kind, ([which], ""))
+        if (not there if kind == "each_group" else which not in there) and not (kind == "label" and which.isdecimal()):
+            said = ", ".join(there) or f"none; {remedy}"
+            raise BadInput(f"{plan.path.name}: {one.name} on {one.scope}, which no case has; there are: {said}")
+        if not labelled and QUANTITIES[one.name].needs_label:
+            raise BadInput(f"{plan.path.name}: {one.name} on {one.scope} needs labels; give them with -l LABELS")
+    for each in plan.measures:
+        scans = {pair.scan or scan_of(pair.id, each.scans) for pair in given}
+        for scan in sorted(each.scans - scans):
+            raise BadInput(
+                f"{plan.path.name}: measure {each.name}: no case is a scan {scan}; end its name in _{scan}, or say so: "
+                f"--cases TABLE with the columns case, cluster and scan"
+            )
 
 
 # How many patients
@@ -356,6 +395,7 @@ class Seal:
     tip: str  # last hash of the log
     new: str  # hash of the names and sizes of the new masks
     notes: tuple[str, ...] = ()
+    compared_before: bool = False  # the new masks, before the plan was sealed
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
@@ -395,18 +435,19 @@ def seal_plan(plan: ChangePlan, new: Sequence[Path | None], *, compared_before: 
         (at for at, line in enumerate(lines) if line.get("event") == SEALED and line.get("sha256") == plan.sha256), None
     )
     when = str((lines[sealed] if sealed is not None else chain.append(SEALED, {"sha256": plan.sha256}))["time"])
+    late = compared_before if first_look is None else bool(lines[first_look].get("compared_before"))
     if first_look is not None and (sealed is None or sealed > first_look):
         opened = str(lines[first_look].get("time"))
         notes.append(f"the plan was changed after the new masks were first opened ({opened}); sealed again {when}")
-    elif first_look is None and compared_before:
+    if late:
         notes.append(f"the new masks were compared before the plan was sealed ({when})")
-    return Seal(plan.sha256, when, chain.path.name, *chain.tip, listing, tuple(notes))
+    return Seal(plan.sha256, when, chain.path.name, *chain.tip, listing, tuple(notes), late)
 
 
 def log_opened(plan: ChangePlan, seal: Seal) -> Seal:
     """Write down that the new masks are opened now; a run that stops at a wrong option before has not seen them."""
     chain = Chain(log_of(plan.path))
-    chain.append(OPENED, {"new": seal.new, "sha256": plan.sha256})
+    chain.append(OPENED, {"new": seal.new, "sha256": plan.sha256, "compared_before": seal.compared_before})
     lines, tip = chain.tip
     return replace(seal, lines=lines, tip=tip)
 

@@ -150,7 +150,9 @@ def _check_own(name: object, key: str, where: str, home: str, base: str | None =
     if name is None:
         return
     if not isinstance(name, str) or not name.isidentifier():
-        raise UnsafeInput(f"{key} in {where} is a plain name, got {str(name)[:100]!r}; copy the model folder again")
+        raise UnsafeInput(
+            f"{key} in {where} must be a plain name, got {str(name)[:100]!r}; copy the model folder again"
+        )
     if not home:
         return
     from nnunetv2.utilities.find_class_by_name import recursive_find_python_class
@@ -158,7 +160,9 @@ def _check_own(name: object, key: str, where: str, home: str, base: str | None =
     package = importlib.import_module(f"nnunetv2.{home}")
     found = recursive_find_python_class(package.__path__[0], name, package.__name__)
     if found is None:
-        raise BadInput(f"{key} in {where} names {name!r}, which this nnU-Net does not have; install what defines it")
+        raise BadInput(
+            f"{key} in {where} names {name!r}, which this nnU-Net does not have; install the package that defines it"
+        )
     inside = str(getattr(found, "__module__", "")).startswith(f"nnunetv2.{home}.")
     if base is not None:
         fits = inspect.isclass(found) and base in {parent.__name__ for parent in found.__mro__}

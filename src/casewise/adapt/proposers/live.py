@@ -194,7 +194,8 @@ class LiveLadder:
         source = shared_source(self._prepared, self.hows)
         if not self.together:
             ((_, how),) = self.hows.items()
-            self._states = self._now = self._stack.enter_context(self._lend(how, source))
+            self._states = self._now = self._lend(how, source)
+            self._stack.enter_context(self._states)
             return self
         for name, how in self.hows.items():
             with self._lend(how, source) as states:
@@ -212,7 +213,7 @@ class LiveLadder:
 
     def _before(self) -> None:
         if self._deadline is not None and self.source_mask is not None and time.monotonic() > self._deadline:
-            raise OutOfTime("the time limit of the case is over")
+            raise OutOfTime("the time limit of the case was reached")
 
     def __exit__(self, *error: Any) -> None:
         if self._states is not None:
@@ -253,7 +254,7 @@ class LiveLadder:
     def advance(self) -> None:
         """Make the next state."""
         if self._states is None:
-            raise BadInput(f"every candidate of case {self.case.id} was made, one more was asked for")
+            raise BadInput(f"every candidate of case {self.case.id} was made, and the controller asked for one more")
         self._states.advance(last=self._states.step + 1 == self._states.how.steps)
 
     def observation(self) -> Observation:

@@ -9,10 +9,11 @@ from typing import Any
 
 from casewise.core.errors import BadInput
 from casewise.core.text import pluralize
-from casewise.data.datasets.located import LocatedCase, cohort_of, is_volume
+from casewise.data.datasets.located import LocatedCase, cohort_of
 from casewise.data.datasets.plain import read_plain_label
 from casewise.data.folders import NAME as TABLE
 from casewise.data.folders import READABLE, list_cases, read_table, with_labels, with_table
+from casewise.data.nifti import is_volume
 from casewise.data.splits import Cohort
 
 SPLITS = {"Tr": "training", "Ts": "test"}

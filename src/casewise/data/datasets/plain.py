@@ -23,7 +23,6 @@ from casewise.data.datasets.located import (
     LocatedCase,
     cohort_of,
     files_of,
-    is_volume,
     safe_id,
     visible,
     volume_of,
@@ -41,7 +40,7 @@ from casewise.data.folders import (
     with_table,
     write_table,
 )
-from casewise.data.nifti import write_mask, write_volume
+from casewise.data.nifti import is_volume, write_mask, write_volume
 from casewise.data.pictures import read_label_picture, write_label_picture
 from casewise.data.splits import Cohort
 
@@ -105,7 +104,7 @@ def _clustered(found: Sequence[LocatedCase], pattern: str) -> Iterator[LocatedCa
     for one in found:
         match = expression.match(one.id)
         if match is None:
-            raise BadInput(f"the pattern {pattern!r} does not fit case {one.id}; fit it to every id")
+            raise BadInput(f"the pattern {pattern!r} does not match case {one.id}; it must match every id")
         yield replace(one, cluster=match[1])
 
 
@@ -122,7 +121,7 @@ def write_plain(cohort: Cohort, folder: Path) -> Iterator[str]:
     the integers of the cohort, so the mappings of the loader are done once and for all. The table comes last.
     """
     if folder.exists() and any(folder.iterdir()):
-        raise BadInput(f"{folder} is not empty; write to a new folder, so that no old case stands among the new ones")
+        raise BadInput(f"{folder} is not empty; write to a new folder, so that old and new cases do not mix")
     labelled = any(member.labelled for member in cohort.members.values())
     for name in ("images", "labels") if labelled else ("images",):
         (folder / name).mkdir(parents=True, exist_ok=True)

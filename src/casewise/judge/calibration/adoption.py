@@ -183,18 +183,17 @@ def hurt_share(change: ArrayLike, clusters: Sequence[str], *, limit: float = ALL
     return HurtShare(patients, hurt, len(values), cases_hurt, limit, upper, needed)
 
 
-def unseen_sentence(patients: int, *, confidence: float = LEVEL) -> str:
+def unseen_sentence(patients: int) -> str:
     """What so few patients cannot show: the largest share of disasters that they are compatible with.
 
     Args:
         patients: How many patients the estimate comes from.
-        confidence: Confidence of the share.
 
     Returns:
         One sentence.
     """
-    share = clopper_pearson_upper(0, patients, confidence)
+    share = clopper_pearson_upper(0, patients, LEVEL)
     return (
         f"rare disasters cannot be seen in so few: up to {share:.0%} of new {UNIT[1]} may lose more than any of these "
-        f"{patients} did (confidence {confidence:g}), and no estimate here counts them"
+        f"{patients} did (confidence {LEVEL:g}), and no estimate here counts them"
     )

@@ -213,8 +213,7 @@ def _among_candidates(holdout: Archive, design: Policy, unflagged: str | None, *
     if design.name == "default":  # before any label is read
         note_comparison(holdout, [*DESIGNS, *options.get("fixed", ())])
     name, fitted, found = fitted_choice(holdout, design.name, ladders=holdout.joined, **options)
-    if design.name == "default":  # with settled, cleanups and whatever else took part
-        note_comparison(holdout, [row["design"] for row in found["comparison"]["rows"]])
+    note_comparison(holdout, [row["design"] for row in found["comparison"]["rows"]])  # settled and cleanups, too
     found["concerns"] += [unflagged] if unflagged else []
     ladders = {one: holdout.ladder(one).configuration.get("adaptation") or {} for one in holdout.joined}
     agreements = {one["case"]: one["signals"].get(AGREEMENT) for one in found["out_of_fold"]}

@@ -224,10 +224,10 @@ def _why(rows: Sequence[DesignRow], chosen: str, allowed_hurt: float) -> str:
             most = max(bolder, key=lambda one: one.low)
             safer = "the average with M0" if row.design.removesuffix(SUFFIX).endswith(CAREFUL) else row.design
             passed += f". {most.design} passes too and gains more ({most.gain:+.4f}); {safer} is taken as the safer one"
-        largest = "" if bolder else "has the largest lower bound of gain and "
+        largest = "" if bolder else ", with the largest lower bound of gain of those that do"
         return (
-            f"it {largest}passes every test: the gain is at least {row.low:+.4f} (p {row.p:.3f} among "
-            f"{pluralize(len(rows) - 1, 'design')}), and {harm.sentence()}{passed}"
+            f"it passes every test{largest} ({row.low:+.4f}, which does not allow for the choice; p {row.p:.3f} among "
+            f"{pluralize(len(rows) - 1, 'design')}): {harm.sentence()}{passed}"
         )
     patients = row.clusters
     if patients < adoption.patients_for_chance(CHANCE):
@@ -252,7 +252,7 @@ def _at_more_harm(rows: Sequence[DesignRow]) -> str:
     shares = (best.hurt_by_a_point / best.cases, best.harm["hurt"] / best.harm["patients"])
     share = math.ceil(100 * max(shares) - 1e-9) / 100
     return (
-        f"; {best.design} gains {best.gain:+.4f} (at least {best.low:+.4f}) and costs {best.hurt_by_a_point} of "
+        f"; {best.design} gains {best.gain:+.4f} (lower bound {best.low:+.4f}) and costs {best.hurt_by_a_point} of "
         f"{best.cases} more than a point: --allowed-hurt {share:g} would take it"
     )
 

@@ -5,7 +5,7 @@ For a rollback cut the deployed harm grows with the cut, so conformal risk contr
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,7 +21,7 @@ from casewise.core.text import UNIT, pluralize
 from casewise.judge import policy as policies
 from casewise.judge.controllers.metadata import metadata_of
 from casewise.judge.decide import replay_case
-from casewise.judge.ledger import was_compared
+from casewise.judge.ledger import compared_designs
 from casewise.judge.outcomes import deployed_rows, judged_share, outcomes
 
 Floats = NDArray[np.float64]
@@ -130,17 +130,22 @@ class Evidence:
 
 
 def router_evidence(
-    archive: Archive, policy: Policy, *, overlap: bool = True, margin: float = 0.0, chosen: bool = True
+    archive: Archive,
+    policy: Policy,
+    *,
+    overlap: bool = True,
+    margin: float = 0.0,
+    together: Collection[str] | None = (),
 ) -> Evidence:
     """Return the evidence for a router from all labelled cases; ``overlap=False`` refuses its calibration cases.
 
-    ``chosen=False`` means that all compared designs are tested together, so no comparison picked this policy.
+    ``together`` names the designs that are tested together, whose choice is paid for; None stands for all of them.
     ``margin`` is the loss of the metric that a case may have before it counts as harmed.
     """
     check_router(policy)
     policies.check_binding(policy, archive.binding)
     if policies.among_candidates(policy):
-        return _choice_evidence(archive, policy, margin, chosen)
+        return _choice_evidence(archive, policy, margin, together)
     if not overlap:
         policies.check_held_out(policy, archive.entries.values())
     if policy.options.get("coordinate") == "risk" and set(policy.calibration_cases) & set(archive.ids):
@@ -189,7 +194,7 @@ def _check_kept_aside(policy: Policy, archive: Archive) -> None:
         ) from error
 
 
-def _choice_evidence(archive: Archive, policy: Policy, margin: float, chosen: bool) -> Evidence:
+def _choice_evidence(archive: Archive, policy: Policy, margin: float, together: Collection[str] | None) -> Evidence:
     """Return the evidence for a policy that chooses among all candidates: losses, and the size of the edit.
 
     The cut is on the size of the edit: a larger edit goes back to M0, so losses only grow with the cut. A policy that
@@ -197,9 +202,10 @@ def _choice_evidence(archive: Archive, policy: Policy, margin: float, chosen: bo
     """
     own = policies.controller_of(policy)
     plain = policy.name == own.name and not getattr(own, "learned", True)  # no label chose or fitted it
-    if plain and chosen and was_compared(archive, policy.name):
+    compared = compared_designs(archive) if plain and together is not None else frozenset[str]()
+    if policy.name in compared and (others := sorted(compared - {policy.name, *(together or ())})):
         raise Refused(
-            f"designs were compared with these labels, {policy.name!r} among them (the archive's ledger says so), so "
+            f"{policy.name!r} was compared with {', '.join(others)} on these labels (the archive's ledger says so), so "
             f"they chose it and cannot certify it. Certify on {UNIT[1]} that calibrate never saw, or with the choice: "
             "casewise certify ARCHIVE --policy default --method ltt"
         )

@@ -285,7 +285,8 @@ class SampleSize:
     alpha: float
     delta: float
     crc_cases: int  # before CRC certifies anything
-    ltt_cases: int  # before learn-then-test certifies anything, with no loss observed at all
+    ltt_cases: int  # before learn-then-test certifies loss "harmed" with one case per patient, with no loss observed
+    betting_cases: int  # the same for other losses, or with several cases per patient
     default_cases: int  # the same with the choice among designs: half of them fit the designs, half test them
     cases: int | None = None
     crc_alpha: float | None = None  # smallest alpha that CRC can promise with ``cases``
@@ -297,7 +298,8 @@ class SampleSize:
 def plan(alpha: float, delta: float = 0.1, cases: int | None = None) -> SampleSize:
     """Sample sizes for CRC (in expectation) and LTT (with probability 1 - delta), and the reach of ``cases``."""
     together = patients_needed(alpha, delta=delta, binary=False, designs=TOGETHER, halved=True)
-    needed = SampleSize(alpha, delta, patients_needed(alpha), patients_needed(alpha, delta=delta), together)
+    harmed, others = (patients_needed(alpha, delta=delta, binary=binary) for binary in (True, False))
+    needed = SampleSize(alpha, delta, patients_needed(alpha), harmed, others, together)
     if cases is None:
         return needed
     return replace(
