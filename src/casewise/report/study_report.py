@@ -35,7 +35,7 @@ from casewise.study.analyses import chosen_analyses, sections_of
 from casewise.study.finding import Finding, Section
 from casewise.study.provenance import provenance, provenance_tables
 from casewise.study.study import Extras, Study
-from casewise.study.summary_text import advised, hero, keys, report_summary, words
+from casewise.study.summary_text import advised, hero, keys, report_summary
 
 
 def _heading(study: Study) -> dict[str, Any]:
@@ -49,7 +49,7 @@ def _heading(study: Study) -> dict[str, Any]:
         "notices": [*advised(study), *dict.fromkeys(str(notice) for notice in notices if notice)],
         "summary": report_summary(study),
         "keys": keys(study),
-        "words": words(study),
+        "study": study,
         "footer": f"casewise {__version__}. One file, no network. Every number is in results.json at full precision.",
     }
 
