@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from markupsafe import Markup
 
 from casewise.core.text import UNIT
@@ -22,8 +19,6 @@ def certificate_page(certificate: Certificate) -> str:
         title="Harm certificate" if certificate.feasible else "Harm certificate: not issued",
         unit=unit,
         numbers=_numbers(certificate),
-        origin=_origin(certificate),
-        exposures=[_exposure(one) for one in certificate.exposures],
         curve_svg=Markup(curve_svg(certificate)) if len(certificate.curve) > 1 else "",
         reliability_svg=Markup(reliability_svg(certificate)) if certificate.reliability else "",
         grid_svg=Markup(_grid_svg(certificate)),
@@ -54,25 +49,6 @@ def _numbers(certificate: Certificate) -> dict[str, tuple[str, str, str]]:
         certified = _share(after[name], name) if name in after else "–"
         found[name] = _share(value, name), certified, "–" if name in ("kept", "judged") else _share(0.0, name)
     return found
-
-
-def _origin(certificate: Certificate) -> list[tuple[str, str]]:
-    binding = certificate.binding
-    bound = [] if binding is None else [(name, str(value)) for name, value in binding.facts.items()]
-    return [
-        *bound,
-        ("certified policy", certificate.policy),
-        ("policy before", certificate.policy_before),
-        ("calibration archive", certificate.calibration_id),
-    ]
-
-
-def _exposure(entry: Mapping[str, Any]) -> str:
-    parts = []
-    for key, value in entry.items():
-        many = isinstance(value, list | tuple) and len(value) > 3
-        parts.append(f"{key}: {len(value)} of them" if many else f"{key}: {value}")
-    return "; ".join(parts)
 
 
 def _share(value: float, name: str) -> str:
