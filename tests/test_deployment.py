@@ -333,7 +333,7 @@ def test_contract_and_memory_of_the_command_line_reach_the_deployment(stopped: N
 
 def test_each_part_of_a_deployment_matters(case: Case) -> None:
     flat = Case("flat", np.ones((1, 2, 16, 16), np.float32))
-    with pytest.raises(Refused, match=r"case flat breaks the model's input contract: .*; correct the file"):
+    with pytest.raises(Refused, match=r"case flat does not meet the model's input contract: .*; correct the file"):
         Deployment(MODEL, FIXED, {"": PLAIN}).predict(flat)
     assert Deployment(MODEL, FIXED, {"": PLAIN}, contract="warn").predict(flat).findings
     assert not Deployment(MODEL, FIXED, {"": PLAIN}, contract="off").predict(flat).findings

@@ -102,11 +102,11 @@ class BenchResult:
         return csv_text(self._table)
 
     def summary(self) -> str:
-        """Return the table as Markdown, followed by what a reader must know."""
+        """Return the table as Markdown, followed by the notes."""
         return "\n".join([markdown(self._table), "", *self.notes()])
 
     def notes(self) -> list[str]:
-        """Return what a reader of the table must know, one sentence each."""
+        """Return notes for the reader of the table, one sentence each."""
         result = self.result
         lines = [f"Policies were fitted on {len(result['calibration'])} calibration cases."]
         if result["methods"][0]["scores"]["low"] is None:
@@ -193,7 +193,8 @@ def bench(
         cases: Images as arrays ``(channel, *space)``, files or ``Case`` objects; a folder of images; a dataset folder
             (``images/``, ``labels/``, ``cases.csv``); or an archive that was recorded before.
         labels: Labels in the order of the images, or a folder. None for a dataset folder and for an archive.
-        methods: What makes candidates, as a list or by name: ``"tent"``, ``"views:photo"``, an objective, or a function
+        methods: Methods that make candidates, as a list or by name: ``"tent"``, ``"views:photo"``, an objective, or a
+            function
             ``(network, image) -> list of masks``, where ``image`` is the prepared batch ``(n, channel, *space)`` and
             the masks have the shape of the label. Of an archive: names of ladders; default: all.
         policies: Policies to fit, as ``casewise.calibrate`` takes them.
@@ -285,7 +286,7 @@ def _of_archive(cases: Any, calibration: Any, share: float, methods: Any) -> tup
 def _sides(
     backbone: Backbone, cases: Any, labels: Any, patients: Any, calibration: Any, share: float, folder: Path
 ) -> tuple[dict[str, list[Labelled]], dict[str, Any], dict[str, str]]:
-    """Return calibration and evaluation cases, how they were split, and what the recordings say of the data."""
+    """Return calibration and evaluation cases, how they were split, and facts about the data for the recordings."""
     if labels is None:
         if not isinstance(cases, (str, Path)):
             raise BadInput("labels are needed for images that are given as a list")

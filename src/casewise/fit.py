@@ -100,9 +100,10 @@ def fit(
     """Fit a deployment to labelled cases.
 
     The chain: candidates are proposed for every labelled case (views of the frozen model, and weights that were tuned
-    on the other patients), ways to choose among them are compared on patients left out, the best one that passes the
+    on the other patients), designs that choose among them are compared on patients left out, the best one that passes
+    the
     tests is fitted on all patients, flags are calibrated, and, where a promise is asked for, it is certified on others
-    who took no part in the rest. Where nothing passes, the deployment keeps M0.
+    who took no part in the rest. If none passes, the deployment keeps M0.
 
     Args:
         model: The frozen model: an ``nn.Module`` that returns logits, a model folder, a hub id, or a ``Model``.
@@ -113,17 +114,17 @@ def fit(
         out: Folder of the deployment. Default: a temporary folder; ``save`` copies it.
         views: Set of views such as ``"mri"``; ``""`` for none. Default: chosen from the model and the images.
         learn: Tune the model on the labels and judge the result.
-        tuning: How the model is tuned.
+        tuning: Settings of tuning.
         propose: Further proposers, such as ``"members:folds"`` or ``"tuned+views:mri"``.
         metric: ``"dice"`` or ``"miou"``. Default: chosen from the classes of the model.
         flag_below: Flag a case whose metric may be below this. Default: 0.7 for Dice, 0.5 for mIoU; 0 for no flags.
         allowed_hurt: Largest share of patients that may lose more than a point.
         promise: Alpha of a promise; patients are set aside for it. Default: no promise, estimates only.
-        loss: What is promised to be at most alpha: ``"harmed"``, ``"ha"`` or ``"dice"``.
+        loss: Risk that is promised to be at most alpha: ``"harmed"``, ``"ha"`` or ``"dice"``.
         margin: A case is harmed if its metric falls by more than this.
         measures: ``measures.toml``, or measures: clinical numbers that every design is compared on and that ``predict``
             reports with an interval.
-        learning_curve: Also tune on half of the patients, twice, and say what fewer labels would have gained. Two
+        learning_curve: Also tune on half of the patients, twice, and report the gain with fewer labels. Two
             trainings more; nothing that is deployed depends on it.
         jobs: Processes. Default: one for each core.
         copy_model: Put a copy of the model folder into the deployment.
@@ -477,7 +478,8 @@ def _gains(archive: Archive) -> dict[str, float]:
 
 
 def _certified_facts(certificate: Certificate) -> dict[str, Any]:
-    """What the promise costs on the cases that were set aside: how many keep the new mask, and the mean change."""
+    """Return the cost of the promise on the cases that were set aside: how many keep the new mask, and the mean
+    change."""
     before, after = certificate.deployed["before"], certificate.deployed["certified"]
     return {"cases": certificate.cases, "kept": certificate.kept, "gain": after["gain"], "gain_before": before["gain"]}
 
@@ -526,7 +528,7 @@ def labelled_cases(
     """Pair images with labels and patients.
 
     Args:
-        backbone: The model, which says how files are named and read.
+        backbone: The model, which determines how files are named and read.
         images: Folder, files, arrays or cases.
         labels: Folder, files or arrays.
         patients: Patient of each case; see :func:`fit`.
@@ -536,7 +538,7 @@ def labelled_cases(
         The labelled cases, and notes for a person.
 
     Raises:
-        BadInput: If a label is missing, the numbers differ, or a label does not lie where its image lies.
+        BadInput: If a label is missing, the numbers differ, or a label has another position than its image.
     """
     notes: list[str] = []
     if isinstance(images, (str, Path)):

@@ -121,7 +121,7 @@ def test_a_heavier_anchor_keeps_nearer_to_the_source(unet, slices):
 
 
 def test_what_cannot_be_modulated_is_refused(unet, slices):
-    with pytest.raises(BadInput, match=r"a modulation is one of param-subset, .*got 'louder'"):
+    with pytest.raises(BadInput, match=r"a modulation must be one of param-subset, .*got 'louder'"):
         Modulated(Tent(), "louder", CARDIAC)
     with pytest.raises(BadInput, match="got str"):
         Modulated("tent", "combo", CARDIAC)

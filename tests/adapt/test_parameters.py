@@ -71,7 +71,7 @@ def test_a_network_without_norm_layers_says_none():
 
 
 def test_a_network_without_a_decoder_name_is_not_guessed_at():
-    with pytest.raises(NothingToAdapt, match="cannot be told from its names"):
+    with pytest.raises(NothingToAdapt, match="cannot be found by name"):
         select(nn.Sequential(nn.BatchNorm2d(2)), "decoder-norm")
 
 

@@ -243,7 +243,7 @@ def test_a_bare_network_is_guarded_by_a_consensus_and_replayed_alike(make_unet, 
 def test_names_of_proposals():
     assert named_proposal("tent") == ("tent", "tent")
     assert named_proposal("views:gamma(1.4),mirror(x)")[0] == "views-gamma-1.4-mirror-x"
-    with pytest.raises(BadInput, match="a ladder is named"):
+    with pytest.raises(BadInput, match="the name of a ladder"):
         named_proposal("Best=views:mri")
 
 

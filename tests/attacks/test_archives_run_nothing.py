@@ -41,7 +41,7 @@ def typed(here: Path, *words: str) -> subprocess.CompletedProcess[str]:
 def test_an_archive_as_policy_imports_nothing_that_its_manifest_names(here: Path) -> None:
     done = typed(here, "--policy", "archive")
     assert done.returncode == 2
-    assert "type the same: --set objective=archive.evil:Evil" in done.stderr
+    assert "add --set objective=archive.evil:Evil" in done.stderr
     assert "Traceback" not in done.stderr
     assert not (here / "proof").exists()
 

@@ -102,7 +102,7 @@ def test_a_checkpoint_that_names_its_trainer_with_a_dot_is_refused(folder: Path,
     file = folder / "fold_0" / "checkpoint_final.pth"
     contents = torch.load(file, weights_only=False)
     torch.save({**contents, "trainer_name": "evil.Net"}, file)
-    with pytest.raises(UnsafeInput, match="trainer_name in the checkpoint is a plain name"):
+    with pytest.raises(UnsafeInput, match="trainer_name in the checkpoint must be a plain name"):
         load_backbone(str(folder))
     torch.save({**contents, "trainer_name": "join"}, file)
     with pytest.raises(BadInput, match="no trainer called join"):

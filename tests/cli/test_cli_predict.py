@@ -193,7 +193,7 @@ def test_frag_subset_from_images_to_masks(data: Path, weights: Path) -> None:
     how = ("--set", "objective=tent", "--lr", 0.05, "--steps", 2, "--set", "shrink=", "--set", "min-area=4")
     shown = ("record", *model, "-i", data / "images", "-l", data / "labels", *how)
     assert call(*shown, "-o", data / "plain").exit_code == 0
-    with pytest.raises(BadInput, match="statistics belong to a modulation"):
+    with pytest.raises(BadInput, match="statistics works only with a modulation"):
         call(*shown, "-o", data / "subset", "--set", f"statistics={data / 'plain'}")
     with pytest.raises(BadInput, match="name that archive with --set statistics"):
         call(*shown, "-o", data / "subset", "--set", "modulation=param-subset")

@@ -202,7 +202,7 @@ def test_a_file_cannot_name_a_view_that_is_code(home: Path) -> None:
 def test_a_consensus_of_nothing_is_refused(home: Path, tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="'consensus' is not calibrated"):
         call("predict", *model(home), "-i", home / "images", "-o", tmp_path / "out", "--policy", "consensus")
-    with pytest.raises(BadInput, match="give the one or the other"):
+    with pytest.raises(BadInput, match="give only one of them"):
         recorded(home, tmp_path / "a", "--set", "objective=tent", "--propose", "views:light")
 
 

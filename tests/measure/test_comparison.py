@@ -179,9 +179,9 @@ def test_empty_masks_are_no_error():
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"metric": "auc"}, "the metric is dice or miou, got 'auc'"),
-        ({"surfaces": "some"}, "surfaces are 'none', 'moved' or 'all', got 'some'"),
-        ({"holes": "plane"}, "within the 'volume' or within a 'slice', got 'plane'"),
+        ({"metric": "auc"}, "the metric must be dice or miou, got 'auc'"),
+        ({"surfaces": "some"}, "surfaces must be 'none', 'moved' or 'all', got 'some'"),
+        ({"holes": "plane"}, "holes must be 'volume' or 'slice', got 'plane'"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(options, sentence):
@@ -190,7 +190,7 @@ def test_options_that_make_no_sense_are_refused(options, sentence):
 
 
 def test_instances_are_refused():
-    with pytest.raises(BadInput, match="give semantic labels, not instances"):
+    with pytest.raises(BadInput, match="give classes, not instances"):
         comparison(np.full((2, 2), 70000), np.full((2, 2), 70000))
 
 

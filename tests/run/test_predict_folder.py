@@ -210,7 +210,7 @@ def test_a_mask_that_a_person_edited_is_not_replaced(resume: bool, work: Maker, 
     entry = tmp_path / "out" / "casewise" / "case_0.json"
     plain = json.loads(entry.read_text())
     (tmp_path / "out" / "case_0.nii.gz").write_bytes(b"drawn by hand")
-    with pytest.raises(Refused, match=r"case_0\.nii\.gz, which no casewise run wrote or which changed since"):
+    with pytest.raises(Refused, match=r"case_0\.nii\.gz, which casewise did not write or which changed since"):
         run(work(), resume=resume)
     assert (tmp_path / "out" / "case_0.nii.gz").read_bytes() == b"drawn by hand"
     assert json.loads(entry.read_text()) == plain
@@ -263,5 +263,5 @@ def test_a_later_edit_of_an_output_or_an_entry_is_found(work: Maker, tmp_path: P
     entry.write_text(entry.read_text().replace('"keep"', '"shrink"'))
     (tmp_path / "out" / "case_1.nii.gz").unlink()
     problems = verify_predictions(tmp_path / "out")
-    assert problems == ["case_1.nii.gz is missing", "casewise/case_0.json is not the entry that the audit log saw"]
+    assert problems == ["case_1.nii.gz is missing", "casewise/case_0.json is not the file that the audit log names"]
     assert Chain(tmp_path / "out" / "audit.jsonl").problems == []

@@ -115,15 +115,15 @@ def test_undefined_values_are_left_out_and_counted():
 @pytest.mark.parametrize(
     ("plain", "sentence"),
     [
-        ([], "criteria are a table"),
+        ([], "criteria must be a table"),
         ({}, "there is no criterion"),
-        ({"confidence": 2, "max_ha": 0.1}, "confidence is a number from 0.5 to below 1"),
-        ({"max_ha": "low"}, r"max_ha is a number or \{limit"),
-        ({"max_ha": True}, r"max_ha is a number or"),
-        ({"max_ha": {"limit": 0.1, "marge": 1}}, r"max_ha is a number or"),
-        ({"max_ha": 3}, "max_ha bounds a share, so its limit is from 0 to 1, got 3"),
-        ({"groups": {"A": 0.1}}, "groups 'A' holds criteria by name"),
-        ({"each_label": 0.1}, "each_label holds criteria by name"),
+        ({"confidence": 2, "max_ha": 0.1}, "confidence must be a number from 0.5 to below 1"),
+        ({"max_ha": "low"}, r"max_ha must be a number or \{limit"),
+        ({"max_ha": True}, r"max_ha must be a number or"),
+        ({"max_ha": {"limit": 0.1, "marge": 1}}, r"max_ha must be a number or"),
+        ({"max_ha": 3}, "max_ha bounds a share, so its limit must be from 0 to 1, got 3"),
+        ({"groups": {"A": 0.1}}, "groups 'A' must have criteria by name"),
+        ({"each_label": 0.1}, "each_label must have criteria by name"),
     ],
 )
 def test_criteria_that_make_no_sense_are_refused(plain, sentence):

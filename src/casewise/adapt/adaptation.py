@@ -177,7 +177,7 @@ class Adaptation:
         Args:
             plain: The adaptation as a file holds it.
             typed: Objective that the person gave; an objective by address must be the same.
-            where: What an error calls the file.
+            where: Name of the file in errors.
 
         Raises:
             UnsafeInput: If any field names code by address, or a field is one that casewise never writes.
@@ -191,18 +191,13 @@ class Adaptation:
         check_named_in_file(plain.get("objective"), typed=typed, where=where)
         check_names_no_code({name: value for name, value in plain.items() if name != "objective"}, where=where)
         if unwritten := [name for name in _KEPT if name in plain]:
-            raise UnsafeInput(
-                f"{where} sets {', '.join(unwritten)}, which casewise never writes there; it was edited; record "
-                f"it again"
-            )
+            raise UnsafeInput(f"{where} sets {', '.join(unwritten)}, which casewise never writes; record it again")
         known = plain.get("statistics")
         values = {**plain, "statistics": None if known is None else RiskStatistics(**known)}
         try:
             found = cls(**values)
         except TypeError as error:
-            raise BadInput(
-                f"these are not the options of an adaptation ({error}); were they recorded with a later casewise?"
-            ) from error
+            raise BadInput(f"unknown options of an adaptation ({error}); from a later casewise?") from error
         return found
 
 
@@ -220,7 +215,7 @@ def proposers_of(
     Args:
         policy: The policy.
         typed: Address of an objective of the user's own that may be imported, because the user typed it.
-        folder: Folder that paths of tuned weights start from; they must lie in it.
+        folder: Folder that paths of tuned weights start from; they must be inside it.
     """
     where = f"policy {policy.name!r}"
     one = Adaptation.from_plain(policy.adaptation, typed=typed, where=where) if policy.adaptation else None

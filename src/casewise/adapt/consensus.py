@@ -1,6 +1,6 @@
 """Consensus of several predictions of one case: mean, vote, medoid and InTEnt.
 
-Probabilities are averaged in place, so that two volumes are in memory at once however many predictions there are.
+Probabilities are averaged in place, so memory holds two volumes for any number of predictions.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ from casewise.measure.signals import check_registered
 
 
 class Episode:
-    """A network on loan for one case, as a context manager; it is the ``Adaptable`` that an objective sees.
+    """A network on loan for one case, as a context manager; it is the ``Adaptable`` that is passed to an objective.
 
     ``how`` is the :class:`Adaptation`. A backbone gives ``forward`` (logits at the resolution of the mask; a function
     that pads its inputs has a method ``pad``), ``predict`` (the mask from the backbone's own pipeline) and ``head``

@@ -1,6 +1,6 @@
 """An episode without updates: M0, then one forward pass after the other, then the consensus of all of them.
 
-It has the interface of the gradient loop (:class:`~casewise.adapt.episode.Episode`), so a judge sees no difference. A
+It has the interface of the gradient loop (:class:`~casewise.adapt.episode.Episode`), so a judge can use either. A
 state is the mask of a forward pass: of a view, of another model, or of tuned weights.
 """
 
@@ -209,8 +209,7 @@ class ForwardEpisode:
     def shrink(self, step: int, alpha: float) -> Mask:
         """Refuse: no weights move, so there is nothing to interpolate."""
         raise BadInput(
-            f"{self.how.objective} changes no weights, so state {step} cannot be interpolated by {alpha:g}; "
-            f"deploy it as it is"
+            f"{self.how.objective} changes no weights, so state {step} has no weaker form; deploy it as it is"
         )
 
     @property

@@ -108,7 +108,7 @@ class Adaptable(Protocol):
 
 @runtime_checkable
 class Objective(Protocol):
-    """Says what one update is."""
+    """Defines one update."""
 
     def begin(self, subject: Adaptable) -> Update:
         """Prepare one case; the returned function makes one update."""
@@ -126,9 +126,8 @@ def as_objective(objective: Any) -> Objective:
     if inspect.isfunction(objective):
         got = f"{objective.__name__}({', '.join(inspect.signature(objective).parameters)})"
     raise BadInput(
-        "a method must be a function (network, image) that returns a list of masks, a function (subject) "
-        "that returns a "
-        "function for one update, an object with begin(subject), or one with forward_and_adapt and reset; got "
+        "a method must be a function (network, image) that returns a list of masks, a function (subject) that returns "
+        "a function for one update, an object with begin(subject), or one with forward_and_adapt and reset; got "
         f"{got}; see docs/how-to/own-method.md"
     )
 

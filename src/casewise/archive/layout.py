@@ -1,7 +1,7 @@
-"""What an archive looks like on disk (schema 3).
+"""Layout of an archive on disk (schema 3).
 
     ARCHIVE/
-      manifest.json             schema, what produced each ladder, horizon, configuration, software; the sealed cases
+      manifest.json             schema, origin of each ladder, horizon, configuration, software; the sealed cases
       cases/<id>/entry.json     the case: group, cluster, split, geometry, seed, sha256 of every file and every mask
       cases/<id>/signals.parquet    one row for each state: step, shrink, then the label-free signals
       cases/<id>/masks.npz      M0 whole, as runs; every other state as a sparse difference from M0
@@ -9,10 +9,10 @@
       cases/<id>/extras.npz     optional arrays where any state differs from M0: entropies
       cases/<id>/ladder-<name>/     one more ladder of the case: entry.json, signals.parquet, masks.npz without M0, ...
       .lock                     held while the manifest is read, changed and written
-      cache/                    derived tables, named by the hash of what they were derived from; may be deleted
+      cache/                    derived tables, named by the hash of their source; may be deleted
 
 The files of a case itself hold M0 and, where the archive has one, the unnamed ladder. A case, and each named ladder of
-it, is written into a folder ``.new-...`` and renamed, so it is there completely or not at all.
+it, is written into a folder ``.new-...`` and renamed, so it exists completely or not at all.
 
 Arrays are stored as .npz without pickle; an array that would not fit in memory is refused before it is opened.
 """

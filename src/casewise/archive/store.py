@@ -187,7 +187,7 @@ class Archive:
         return self.entries[case_id]
 
     def masks(self, case_id: str, states: Collection[State] | None = None) -> dict[State, Mask]:
-        """Recorded masks of a case by state: all of them, or M0 and the states asked for."""
+        """Recorded masks of a case by state: all of them, or M0 and the given states."""
         known = self.entry(case_id).states
         states = None if states is None else [self._own(state) for state in states]
         wanted = range(len(known)) if states is None else sorted({0, *(known.index(state) for state in states)})
@@ -249,13 +249,13 @@ class Archive:
         return self._ladders[case_id]
 
     def observation(self, case_id: str, step: int) -> Observation:
-        """Return what a controller may see of a case after ``step`` updates."""
+        """Return the input of a controller for a case after ``step`` updates."""
         entry = self.entry(case_id)
         rungs = {"": entry.rungs}
         return Observation(case_id, entry.group, self._steps[case_id][: step + 1], entry.cluster, rungs=rungs)
 
     def whole_observation(self, case_id: str, ladders: Collection[str] | None = None) -> Observation:
-        """Return what a controller of several ladders may see: M0 and the candidates of all or some ladders."""
+        """Return the input of a controller of several ladders: M0 and the candidates of all or some ladders."""
         names = self.ladders if ladders is None else tuple(ladders)
         seen = {name: self._view(name)._steps[case_id] for name in names}
         source = next(iter(seen.values()))[:1]
@@ -378,7 +378,7 @@ def create_archive(
 
     Args:
         path: Folder of the archive.
-        binding: What makes the trajectories: model, objective, loader and measure.
+        binding: Origin of the trajectories: model, objective, loader and measure.
         steps: Number of updates or candidates of each case.
         configuration: Metric, min_area and other facts that reports print.
         ladder: Name of the ladder. A further ladder can be added to an archive of the same model, loader and measure;
@@ -428,9 +428,9 @@ def _created(path: Path, facts: dict[str, Any], ladder: str) -> Archive:
 
 
 def describe_cases(path: str | Path, cases: Iterable[Any]) -> tuple[str, ...]:
-    """Fill in group, cluster and split of recorded cases, where the archive does not know them yet.
+    """Fill in group, cluster and split of recorded cases, if the archive lacks them.
 
-    A person may add ``cases.csv`` after the first recording. What the archive knows already is never changed.
+    A person may add ``cases.csv`` after the first recording. Values that the archive already has are never changed.
 
     Args:
         path: An archive; nothing happens where there is none yet.

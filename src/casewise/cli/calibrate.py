@@ -84,13 +84,13 @@ def calibrate(
 
 
 def _progress(what: str, done: int, total: int) -> None:
-    """One line that is written over, on a terminal only."""
+    """Show progress in one line that is overwritten, on a terminal only."""
     if sys.stderr.isatty():
         typer.echo(f"\r{what}: {done} of {total}\x1b[K{chr(10) * (done == total)}", err=True, nl=False)
 
 
 def _kept_previous(place: Path, made: Policy) -> Path | None:
-    """A policy that is there and says something else is moved aside, never overwritten."""
+    """Move an earlier, different policy aside instead of overwriting it."""
     from casewise.core.errors import CasewiseError
     from casewise.judge.policy import POLICY, read_policy
 

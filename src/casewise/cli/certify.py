@@ -1,4 +1,4 @@
-"""``casewise certify``: a bound on the harm that is really deployed, and how many labels that needs."""
+"""``casewise certify``: a bound on the harm of the deployed masks, and the number of labels that it needs."""
 
 from __future__ import annotations
 
@@ -158,7 +158,8 @@ def _summary(certificate: Certificate) -> str:
 
 
 def _sample_size(alpha: float, delta: float, cases: int | None, *, as_json: bool) -> None:
-    """How many labelled cases a certificate needs, and what the ones at hand can buy."""
+    """Print the number of labelled cases that a certificate needs, and the risks that the available ones can
+    certify."""
     from casewise.judge.certificates import risk_control as planning
 
     found = planning.plan(alpha, delta, cases)

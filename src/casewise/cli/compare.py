@@ -237,7 +237,7 @@ def _print(outcome: Outcome, out: Path) -> None:
 
 
 def _take_over(outcome: Outcome, out: Path, policy: Path, **options: Any) -> tuple[int, dict[str, Any]]:
-    """Let a policy choose old or new for every case; the exit code and what to print."""
+    """Let a policy choose old or new for every case; return the exit code and the text to print."""
     from casewise.judge.policy import read_policy
     from casewise.run.take_over import take_over_folders, take_over_lines
     from casewise.study.compare import FAILED

@@ -1,4 +1,5 @@
-"""``casewise.toml``: what a project repeats, so that commands stay short; the command line overrides every line of it.
+"""``casewise.toml``: options that a project repeats, so that commands stay short; the command line overrides every
+line of it.
 
     [all]                      # for every command that has the option
     model = "models/heart"
@@ -55,7 +56,8 @@ def read_config(path: Path | None) -> tuple[Path | None, dict[str, dict[str, Any
 def defaults(
     file: Path, tables: Mapping[str, Mapping[str, Any]], command: str, parameters: Any, *, named: bool
 ) -> dict[str, Any]:
-    """What the file says for one command, by parameter; [all] gives only what the command has, its own table wins."""
+    """Return the values of the file for one command, by parameter; of [all] only options that the command has; the
+    table of the command has priority."""
     spellings = _by_spelling(parameters)
     known = Registry(f"option of casewise {command}", spellings)
     shared = {key: value for key, value in tables.get(ALL, {}).items() if _plain(key) in spellings}

@@ -108,21 +108,19 @@ def _rows(stream: Path) -> Iterator[dict[str, Any]]:
 
 
 def _decisions(folder: Path) -> Iterator[dict[str, Any]]:
-    """The decisions of a prediction folder, in the order in which they were taken."""
+    """Return the decisions of a prediction folder in their order."""
     from casewise.core.errors import BadInput
     from casewise.judge.monitors.watch import numbers_of
     from casewise.run.prediction_folder import decisions_in
 
     if not (folder / "audit.jsonl").is_file():
-        raise BadInput(
-            f"{folder} is no folder of casewise predict: it has no audit.jsonl; give the output folder (-o) of predict"
-        )
+        raise BadInput(f"{folder} is no folder of casewise predict: no audit.jsonl; give what predict got as -o")
     for decision in decisions_in(folder):
         yield {"case": decision.case_id, "cluster": decision.cluster, **numbers_of(decision)}
 
 
 def _taken(watch: Watch, row: dict[str, Any]) -> tuple[Watch, bool]:
-    """The watch after a row, and whether the row said all it should: something, and no NaN."""
+    """Return the watch after a row, and whether the row was complete: something, and no NaN."""
     from casewise.core.errors import BadInput
     from casewise.judge.monitors.watch import WATCHED
 
@@ -153,7 +151,7 @@ def _number(row: dict[str, Any], name: str) -> float | None:
 
 
 def _unread(cases: list[str]) -> Iterator[str]:
-    """That rows held no number to watch, where some did."""
+    """Warn about rows without a number to watch, if there are any."""
     if cases:
         more = f" and {len(cases) - SHOWN} more" if len(cases) > SHOWN else ""
         yield (
@@ -162,7 +160,7 @@ def _unread(cases: list[str]) -> Iterator[str]:
 
 
 def _approximate(calibration: Path | None) -> Iterator[str]:
-    """That the rate of false alarms is no bound, where the calibration cases were predicted by other weights."""
+    """Warn that the rate of false alarms is not a bound if the calibration cases were predicted by other weights."""
     if calibration is not None and (calibration / "tuned").is_dir() and not (calibration / "held-out").is_dir():
         yield (
             "! the labelled cases were predicted by weights tuned without them, new cases by their mean, so "
@@ -176,8 +174,7 @@ def _summary(watch: Watch) -> str:
     decided, audited = len(watch.decided_patients), len(watch.audited_patients)
     lines = [
         f"{pluralize(len(watch.decided), 'decision')} ({pluralize(decided, *UNIT)}) and "
-        f"{pluralize(len(watch.audited), 'audit')} "
-        f"({audited} counted) seen"
+        f"{pluralize(len(watch.audited), 'audit')} ({audited} counted) seen"
     ]
     if watch.waiting is not None:
         lines.append(f"  the audits of {watch.waiting[0]} are counted when those of another {UNIT[0]} begin")

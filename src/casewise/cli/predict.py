@@ -109,7 +109,7 @@ SHOWN = 5
 
 
 def _summary(found: PredictedFolder, deployment: Deployment, images: Path, out: Path) -> list[str]:
-    """Say in plain counts what was done, which cases to check, and where the page is."""
+    """Print counts, the cases to check, and the path of the page."""
     entries = found.entries
     name, key = ("Dice", "Dice") if deployment.adaptation.foreground else ("mIoU", "IoU")
     replaced = sum(one.is_done and one.decision is not None and not _is_source(one) for one in entries)

@@ -1,4 +1,4 @@
-"""``casewise record``: candidates into an archive; what source images look like."""
+"""``casewise record``: candidates into an archive; and statistics of source images."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def record(
 
 
 def _there(archive: Path) -> tuple[str, ...]:
-    """The ladders that an archive holds already; none where there is no archive."""
+    """Return the ladders of an archive; none if there is no archive."""
     from casewise.archive.layout import MANIFEST
     from casewise.archive.store import open_archive
 
@@ -147,7 +147,7 @@ def _since(there: Sequence[str], added: Sequence[str], ladders: Sequence[str], b
 
 
 def proposals(plain: Adaptation, texts: list[str], objective: str | None) -> dict[str, Adaptation]:
-    """Return the proposers that are named, by ladder; without names the objective on a ladder called ""."""
+    """Return the given proposers by ladder; without any, the objective on a ladder called ""."""
     from casewise.adapt.proposers import named_proposal
     from casewise.core.errors import BadInput
 
@@ -162,7 +162,8 @@ def proposals(plain: Adaptation, texts: list[str], objective: str | None) -> dic
 
 
 def _name(images: Path) -> str:
-    """What reports call the data: the folder, or the one above it where it is only called images, imagesTs, ..."""
+    """Return the name of the data in reports: that of the folder, or of its parent if it is only called images,
+    imagesTs, ..."""
     folder = images.resolve()
     return folder.parent.name if folder.name.lower().startswith("images") else folder.name
 

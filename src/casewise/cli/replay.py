@@ -1,4 +1,4 @@
-"""``casewise replay``."""
+"""``casewise replay``: apply a controller to recorded cases."""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 
 import typer
@@ -71,9 +72,7 @@ def _apply(folder: Path, out: Path | None, *, as_json: bool) -> None:
     for one in (one for one in done if one.open):
         typer.echo(f"! {one.case} is open: {one.why}", err=True)
     for one in (one for one in done if one.overruled):
-        typer.echo(
-            f"! {one.case}: reviewers disagree, the last decision counts: {one.why}; before: {one.overruled}", err=True
-        )
+        typer.echo(f"! {one.case}: reviewers disagree, the last counts: {one.why}; before: {one.overruled}", err=True)
     counted = ", ".join(f"{name}: {count}" for name, count in sorted(taken.items()))
     answer(
         f"{counted}\nwrote {len(done) - taken['none']} masks and {out / APPLIED}",
@@ -112,7 +111,14 @@ def qc(
     from casewise.core.durable import write_durably
     from casewise.core.errors import BadInput
     from casewise.core.formats import csv_cell, json_text
-    from casewise.study.quality_control import archive_opinions, controlled, folder_opinions, quality_rows, read_quality
+    from casewise.study.quality_control import (
+        Opinions,
+        archive_opinions,
+        controlled,
+        folder_opinions,
+        quality_rows,
+        read_quality,
+    )
 
     if len(opinions) == 1:
         from casewise.archive.store import open_archive
@@ -127,9 +133,10 @@ def qc(
     else:
         from casewise.data.dicom_masks import nifti_folders
 
-        (*read, labels_read), patients = nifti_folders([*opinions, labels], out / "dicom")
+        (*read, labels_read), patients, refused = nifti_folders([*opinions, labels], out / "dicom")
         cases = cases or patients  # type: ignore[assignment]
         found = folder_opinions([one for one in read if one is not None], labels=labels_read, cases=cases)
+        found = chain(found, (Opinions(case_id, case_id, problem=why) for case_id, why in refused.items()))
     known = None if quality is None else read_quality(quality)
     result = controlled(
         quality_rows(found, metric=metric, ignore=ignore), below=flag_below, level=confidence, quality=known

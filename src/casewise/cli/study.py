@@ -127,7 +127,8 @@ def study(
 
 
 def _measured(evaluation: Archive, calibration: Archive, policy: Policy, engine: Any) -> Archive:
-    """The evaluation archive, unlocked, after an engine scored both; the study finds the tables beside them."""
+    """Return the evaluation archive, unlocked, after an engine scored both archives; the study finds the tables beside
+    them."""
     from casewise.core.records import CALIBRATION, EVALUATION
     from casewise.run.record_folder import scored
     from casewise.study.study import unlocked
@@ -152,7 +153,7 @@ def _pairs(option: str, given: list[str]) -> list[tuple[str, str]]:
 
 
 def _swept(name: str, paths: str, ladder: str | None) -> tuple[float, Any]:
-    """A rate and its archives, as far as they say how they were recorded at that very rate."""
+    """Return a rate and its archives; refuse archives that were recorded at another rate."""
     from casewise.core.errors import BadInput, Mismatch
 
     try:
@@ -164,13 +165,9 @@ def _swept(name: str, paths: str, ladder: str | None) -> tuple[float, Any]:
     for archive in filter(None, pair):
         recorded = archive.configuration.get("learning_rate")
         if any(entry.rungs for entry in archive.entries.values()):
-            raise Mismatch(
-                f"--sweep {name}={archive.path}: its candidates have names and no learning rate; leave it out"
-            )
+            raise Mismatch(f"--sweep {name}={archive.path}: its candidates have no learning rate; leave it out")
         if recorded is not None and float(recorded) != rate:
-            raise Mismatch(
-                f"--sweep {name}={archive.path}: it was recorded at {recorded:g}; say --sweep {recorded:g}=..."
-            )
+            raise Mismatch(f"--sweep {name}={archive.path}: recorded at {recorded:g}; give --sweep {recorded:g}=...")
     return rate, pair
 
 
@@ -181,7 +178,7 @@ def _two(paths: str, ladder: str | None) -> Any:
 
 
 def _opened(path: str | Path, ladder: str | None) -> Archive:
-    """An archive with the ladder of this name in view, where it holds several, or else its only one."""
+    """Open an archive with the ladder of this name in view, or with its only ladder."""
     from casewise.archive.store import open_archive
 
     there = open_archive(path)

@@ -180,9 +180,7 @@ def _check_distinct(cases: Iterable[CaseFiles]) -> None:
     for case in cases:
         other = known.setdefault(case.id, case)
         if other is not case:
-            raise BadInput(
-                f"{other.images[0].name} and {case.images[0].name} would both be case {case.id}; rename one of them"
-            )
+            raise BadInput(f"{other.images[0].name} and {case.images[0].name} would both be case {case.id}; rename one")
 
 
 def _is_entry(path: Path) -> bool:
@@ -228,7 +226,7 @@ def with_labels(cases: Sequence[CaseFiles], folder: Path) -> tuple[CaseFiles, ..
 
 
 def with_groups(cases: Sequence[CaseFiles], table: Path) -> tuple[CaseFiles, ...]:
-    """Add group, cluster and split from a CSV with the column case and those that ``data/folders.py`` knows."""
+    """Add group, cluster and split from a CSV with the column case and any column of ``COLUMNS``."""
     return tuple(with_table(cases, read_table(table)))
 
 

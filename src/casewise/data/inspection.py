@@ -194,7 +194,7 @@ def _spread(ids: Sequence[str], sample: int | None) -> list[str]:
 
 
 def _read(ids: Iterable[str], read: Callable[[str], Any], problems: list[str]) -> Iterator[tuple[str, Any]]:
-    """Yield (id, what was read); add a problem for what cannot be read."""
+    """Yield (id, what was read); add a problem for a file that cannot be read."""
     for case_id in ids:
         try:
             yield case_id, read(case_id)
@@ -260,7 +260,5 @@ def _gaps(cohort: Cohort) -> list[str]:
         splits.setdefault(cluster_of(member), set()).add(member.split)
     torn = [cluster for cluster, names in splits.items() if len(names) > 1]
     if torn:
-        gaps.append(
-            f"{pluralize(len(torn), 'cluster')} in more than one split, such as {torn[0]}: move their cases together"
-        )
+        gaps.append(f"{pluralize(len(torn), 'cluster')} in several splits, such as {torn[0]}: keep each in one")
     return gaps

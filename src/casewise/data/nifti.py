@@ -122,7 +122,7 @@ def _first_bytes(path: Path, count: int) -> bytes:
 
 
 def _fields(path: Path, start: bytes) -> Any:
-    """Return the fields of a NIfTI-1 or NIfTI-2 header by name, in either byte order; no value is believed."""
+    """Return the fields of a NIfTI-1 or NIfTI-2 header by name, in either byte order; values are not checked."""
     from nibabel import Nifti1Header, Nifti2Header
 
     if len(start) < _NIFTI1:
@@ -180,7 +180,8 @@ def _check_place(path: Path, fields: Any) -> None:
 
 
 def read_volume(path: Path, *, frame: int | None = None, max_bytes: int = MAX_BYTES) -> Volume:
-    """Read a volume behind the gate; ``frame`` picks one time point of a 4-D file without unpacking the others."""
+    """Read a volume after its header was checked; ``frame`` picks one time point of a 4-D file without unpacking the
+    others."""
     volume = _plain_volume(path, max_bytes=max_bytes) if frame is None else None
     if volume is not None:
         return volume
@@ -282,7 +283,7 @@ def read_geometry(path: Path) -> Geometry:
 
 
 def check_same_place(image: Path, label: Path, *, reorients: bool = False) -> None:
-    """Refuse a label that does not lie where its image lies.
+    """Refuse a label whose position differs from that of its image.
 
     Masks are compared voxel by voxel, so a label whose affine is shifted or flipped against its image would be paired
     with other tissue. A corner of the label may be off by half the smallest voxel side. Files that are no NIfTI,
@@ -291,10 +292,10 @@ def check_same_place(image: Path, label: Path, *, reorients: bool = False) -> No
     Args:
         image: File of the image.
         label: File of its label.
-        reorients: Whether the reader turns both to one orientation; then flips are no difference.
+        reorients: True if the reader turns both to one orientation; then flips are no difference.
 
     Raises:
-        BadInput: If the two lie in different places; the message holds both affines.
+        BadInput: If their positions differ; the message holds both affines.
     """
     import nibabel
 

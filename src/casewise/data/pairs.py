@@ -334,7 +334,7 @@ def _json(file: Path) -> Any:
 def _names_of(plain: Any) -> dict[int, str]:
     """Label numbers and names from {"LV": 1} (nnU-Net 2) or {"1": "LV"} (nnU-Net 1), also below the key labels.
 
-    Regions of several labels have no number of their own and are left out, and what no reader could read.
+    Regions of several labels have no number and are left out, as are entries that cannot be read.
     """
     inner = plain.get("labels", plain) if isinstance(plain, Mapping) else None
     names: dict[int, str] = {}

@@ -119,7 +119,7 @@ def _case(member: Member, vendor: str, run: int) -> Case:
 
 
 def _anatomy(member: Member, run: int) -> tuple[Mask, NDArray[np.float32], np.random.Generator]:
-    """Labels and tissue intensities, both (slices, rows, columns), and the generator that goes on to the scanner."""
+    """Labels and tissue intensities, both (slices, rows, columns), and the generator for the scanner."""
     rng = np.random.default_rng(seed_of(run, member.id))
     heart = Heart.draw(rng)
     depth = np.linspace(0.0, 1.0, heart.slices)

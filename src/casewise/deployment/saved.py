@@ -1,6 +1,6 @@
 """A deployment as one folder: policy, certificate, tuned weights and hashes; the model inside or beside it.
 
-``deployment.json`` lists every file with its hash and says which model belongs to it. A folder that was changed, or
+``deployment.json`` lists every file with its hash and names its model. A folder that was changed, or
 that meets another model, is refused.
 """
 
@@ -133,9 +133,8 @@ def open_deployment(model: Any, policy: str | Path | None = None, **options: Any
 
 
 NO_POLICY = (
-    "there is no policy that decides between masks. Make a deployment from "
-    "labelled cases: casewise fit -m MODEL -i IMAGES -l LABELS -o DEPLOYMENT, then give -m DEPLOYMENT; or pass "
-    "--policy m0 for the model's own masks"
+    "there is no policy that decides between masks. Make a deployment from labelled cases: casewise fit -m MODEL -i "
+    "IMAGES -l LABELS -o DEPLOYMENT, then give -m DEPLOYMENT; or pass --policy m0 for the model's own masks"
 )
 CERTIFIED_POLICY = "policy-certified.json"
 
@@ -306,7 +305,7 @@ OWN_NETWORKS = "casewise.adapt.networks:"
 
 
 def _copy_model(source: Path, target: Path) -> None:
-    """Copy a model folder; refuse to mix it with files that are there already."""
+    """Copy a model folder; refuse to mix it with existing files."""
     if not source.is_dir():
         raise BadInput(f"only a model folder can be copied, {str(source)!r} is none")
     if source.resolve() == target.resolve():

@@ -90,8 +90,8 @@ class Loop:
         norm = float(nn.utils.clip_grad_norm_(self.parameters.values(), CLIP))
         if not (math.isfinite(total) and math.isfinite(norm)):
             raise NotFinite(
-                f"the loss of update {self.made + 1} is {total:g} and the norm of its gradient {norm:g}; lower the "
-                f"learning rate, now {self.tuning.rate:g}, or look at the images"
+                f"the loss of update {self.made + 1} is {total:g} and the norm of its gradient {norm:g}; lower "
+                f"the learning rate, now {self.tuning.rate:g}, or check the images"
             )
         self.optimizer.step()
         self.schedule.step()
@@ -106,7 +106,7 @@ class Loop:
         """
         found = {name: tensor.detach().float().cpu().clone() for name, tensor in self.moving.items()}
         if wrong := [name for name, value in found.items() if not torch.isfinite(value).all()]:
-            raise NotFinite(f"the tuned {wrong[0]} is NaN or infinite; lower the learning rate or look at the images")
+            raise NotFinite(f"the tuned {wrong[0]} is NaN or infinite; lower the learning rate or check the images")
         return found
 
     def _keep_close(self) -> float:

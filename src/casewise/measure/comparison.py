@@ -1,4 +1,5 @@
-"""Compare a new mask with an old one of the same case: what changed per label and, with a label, if it improved.
+"""Compare a new mask with an old one of the same case: the change of each label and, with a true label, whether it
+improved.
 
 Each mask is scanned once or twice, eight bytes at a time; everything after that works on the runs of the foreground and
 on the voxels that differ, whatever the volume around them. All labels go through one pass.
@@ -68,11 +69,11 @@ def comparison(
     (2, 2, ('label 1: 1 hole, 4.0 % of it', 'label 1: 1 piece gained, 4.0 % of it'))
     """
     if metric not in ("dice", "miou"):
-        raise BadInput(f"the metric is dice or miou, got {metric!r}")
+        raise BadInput(f"the metric must be dice or miou, got {metric!r}")
     if surfaces not in ("none", "moved", "all"):
-        raise BadInput(f"surfaces are 'none', 'moved' or 'all', got {surfaces!r}")
+        raise BadInput(f"surfaces must be 'none', 'moved' or 'all', got {surfaces!r}")
     if holes not in ("volume", "slice"):
-        raise BadInput(f"holes are enclosed within the 'volume' or within a 'slice', got {holes!r}")
+        raise BadInput(f"holes must be 'volume' or 'slice', got {holes!r}")
     named = {"old": old, "new": new} | ({} if label is None else {"label": label})
     whole = [_compact(name, on_host(mask)) for name, mask in zip(named, checked_masks(**named), strict=True)]
     spacing = None if spacing_mm is None else tuple(checked_spacing(spacing_mm, whole[0].ndim).tolist())
@@ -106,7 +107,7 @@ def _compact(name: str, mask: NDArray[Any]) -> NDArray[Any]:
         return mask
     largest = int(mask.max())
     if largest >= 2**16:
-        raise BadInput(f"labels are at most {2**16 - 1}, got {largest} in {name}; give semantic labels, not instances")
+        raise BadInput(f"labels must be at most {2**16 - 1}, got {largest} in {name}; give classes, not instances")
     return mask.astype(np.uint8 if largest < 256 else np.uint16)
 
 
@@ -244,7 +245,7 @@ def _piece_counts(pair: MaskPair) -> dict[str, Integers]:
 
 
 def _alone(found: LabelPieces, other: LabelPieces) -> Flags:
-    """Which pieces are holes that touch no hole of the same label in the other mask."""
+    """True for pieces that are holes and touch no hole of the same label in the other mask."""
     holes: Flags = found.hole_of > 0
     if not holes.any() or not (other.hole_of > 0).any():
         return holes

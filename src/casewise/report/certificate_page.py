@@ -83,4 +83,4 @@ def reliability_svg(certificate: Certificate) -> str:
     names = {"risk": "certified quantity", "deployed": "really deployed"}
     found = {name: [one[key] for one in certificate.reliability] for key, name in names.items()}
     figure = draw_reliability([one["alpha"] for one in certificate.reliability], found)
-    return page_svg(svg_text(figure, id="reliability"), title="promised risk against the risk that was found")
+    return page_svg(svg_text(figure, id="reliability"), title="promised risk against observed risk")

@@ -43,7 +43,7 @@ from casewise.render.mask_pictures import (
 from casewise.report import comparison_text as text
 from casewise.report.page import render_page
 from casewise.study.compare import Outcome, csv_rows
-from casewise.study.compared_cohort import MANY, ComparedCase
+from casewise.study.compared_cohort import ComparedCase
 
 
 def write_comparison(out: Path, outcome: Outcome, *, old: str, new: str, pictures: int = 10) -> None:
@@ -51,10 +51,10 @@ def write_comparison(out: Path, outcome: Outcome, *, old: str, new: str, picture
 
     Args:
         out: The folder.
-        outcome: What :func:`casewise.study.compare.compare_folders` returned.
-        old: What the old masks are called on the page.
-        new: What the new masks are called.
-        pictures: How many cases are shown with pictures, the most suspicious first.
+        outcome: Result of :func:`casewise.study.compare.compare_folders`.
+        old: Name of the old masks on the page.
+        new: Name of the new masks.
+        pictures: Number of cases with pictures, most suspicious first.
     """
     summary = outcome.as_dict()
     write_tables(out, outcome)
@@ -143,10 +143,10 @@ def case_pictures(
     names: Mapping[int, str] | None = None,
     zero_is_label: bool = False,
 ) -> list[tuple[str, str]]:
-    """(title, data URI) of pictures of one slice: image, old, new, what changed and, with a label, how.
+    """(title, data URI) of pictures of one slice: image, old, new, the change and, with a label, whether it is right.
 
-    The slice is the one with most voxels that became wrong, else that changed. Where label 0 is a class it is painted
-    too, and a change is another class.
+    The slice is the one with most voxels that became wrong, else that changed. If label 0 is a class it is painted,
+    too, and a change is a change of class.
     """
     changed = old != new
     worse, better = (None if label is None else changed & (one == label) for one in (old, new))
@@ -188,7 +188,8 @@ def comparison_page(summary: Mapping[str, Any], cases: Sequence[Mapping[str, Any
     names = {int(key): name for key, name in summary.get("names", {}).items()}
     filters: dict[str, Any] = {
         "number": text.plain_number, "interval": text.plain_interval, "percent": text.plain_percent,
-        "agreement": text.plain_agreement, "box": _box, "short": text.short_number,
+        "agreement": lambda found: text.plain_agreement(found, "").replace(" to ", "\u00a0to\u00a0"),
+        "box": _box, "short": text.short_number,
         "signed": partial(text.plain_number, signed=True), "metric": lambda name: METRICS[name].title,
         "color": lambda label: "#{:02x}{:02x}{:02x}".format(*color_of(label, names)),
         "called": lambda label: label_name(label, names),
@@ -209,12 +210,12 @@ def comparison_page(summary: Mapping[str, Any], cases: Sequence[Mapping[str, Any
         unseen=text.unseen_harm(summary),
         unit_spacing=UNIT_SPACING,
         cases=cases,
-        facts={"notable": NOTABLE, "many": MANY, **facts},
+        facts={"notable": NOTABLE, **facts},
     )
 
 
 def _box(region: Mapping[str, Any]) -> str:
-    """Where a region lies, counted from 1 as in the titles of the pictures, both ends inside."""
+    """Return the bounding box of a region, counted from 1 as in the titles of the pictures, both ends inside."""
     names = ("slices", "rows", "columns")[-len(region["low"]) :]
     sides = zip(names, region["low"], region["high"], strict=True)
     return ", ".join(

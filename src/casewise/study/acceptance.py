@@ -163,7 +163,7 @@ class Check:
 
     @property
     def holds(self) -> bool:
-        """Whether the criterion is met."""
+        """True if the criterion is met."""
         return self.verdict == MET
 
     def as_dict(self) -> dict[str, Any]:
@@ -193,10 +193,10 @@ def acceptance_of(plain: Any, *, scope: str = "all") -> Acceptance:
     ['max_mean_drop', 'max_harmed_share']
     """
     if not isinstance(plain, Mapping):
-        raise BadInput(f"criteria are a table such as {{'max_mean_drop': 0.005}}, got {type(plain).__name__}")
+        raise BadInput(f"criteria must be a table such as {{'max_mean_drop': 0.005}}, got {type(plain).__name__}")
     confidence = plain.get("confidence", CONFIDENCE)
     if confidence is not None and not (is_number(confidence) and 0.5 <= confidence < 1):
-        raise BadInput(f"confidence is a number from 0.5 to below 1, or 'observed', got {confidence!r}")
+        raise BadInput(f"confidence must be a number from 0.5 to below 1, or 'observed', got {confidence!r}")
     criteria = tuple(_criteria(plain, scope))
     if not criteria:
         raise BadInput(f"there is no criterion; name at least one of {', '.join(QUANTITIES)}")
@@ -220,14 +220,14 @@ def _criteria(plain: Mapping[str, Any], scope: str) -> Iterator[Criterion]:
         if name not in _SCOPES:
             yield _criterion(name, given, scope)
         elif not isinstance(given, Mapping):
-            raise BadInput(f"{name} holds criteria by name, got {given!r}")
+            raise BadInput(f"{name} must have criteria by name, got {given!r}")
         elif name.startswith("each_"):
             yield from (_criterion(key, value, name) for key, value in given.items())
         else:
             word = name.removesuffix("s")
             for which, inner in given.items():
                 if not isinstance(inner, Mapping):
-                    raise BadInput(f"{name} {which!r} holds criteria by name, got {inner!r}")
+                    raise BadInput(f"{name} {which!r} must have criteria by name, got {inner!r}")
                 yield from (_criterion(key, value, f"{word} {which}") for key, value in inner.items())
 
 
@@ -394,7 +394,7 @@ def _needed(criterion: Criterion, means: Floats, confidence: float) -> int:
 def mean_bound(means: Floats, confidence: float) -> float:
     r"""One-sided upper bound of a mean: the larger one of Student's t and Hall's transformation of it.
 
-    Where few patients lose much, a sample that misses them has a small mean and a small spread, and Student's t
+    If few patients lose much, a sample that misses them has a small mean and a small spread, and Student's t
     accepts too often. Hall (1992) corrects t for the skewness :math:`g`, with :math:`q = -t_{n-1} / \sqrt n`:
 
     .. math:: u = \bar x - s \, \frac{3}{g} \left( \sqrt[3]{1 + g (q - g / 6 n)} - 1 \right)

@@ -169,7 +169,7 @@ def _measured(case: ComparedCase, names: Mapping[int, str]) -> MeasuredCase:
 
 
 def volume_measures(labels: Iterable[int], names: Mapping[int, str], unit: str) -> list[Measure]:
-    """The volume of every label as a measure of its own."""
+    """The volume of every label as a measure."""
     return [
         Measure(f"{VOLUME}{label_name(label, names)}", f"volume({label})", LabelVolume(str(label)), unit)
         for label in labels

@@ -20,7 +20,7 @@ from casewise.measure.masks import Floats, Integers
 from casewise.study.compared_pairs import MadeOnDemand
 from casewise.study.statistics.resample import Interval, sign_flip_p, undefined_interval
 
-MANY = 200  # clusters from which p is that of Student's t: as good as the sign-flip test there, with less memory
+MANY = 200  # clusters from which p is by Student's t: as good as sign flips there, with less memory
 GOOD = 0.7  # default metric from which a case is good; a case that was good and is not now is a flip
 
 
@@ -61,7 +61,7 @@ def size_class(size: float, cuts: tuple[float, float]) -> str:
 class Comparisons:
     """Many cases, new against old.
 
-    The cases may lie in a file: each is read when it is needed, and only a few numbers of each stay in memory
+    The cases may be in a file: each is read when it is needed, and only a few numbers of each stay in memory
     (:class:`ComparedCohort`).
     """
 
@@ -72,7 +72,7 @@ class Comparisons:
 
     @cached_property
     def cohort(self) -> ComparedCohort:
-        """The numbers that the summary and the order of the cases are made of."""
+        """The numbers for the summary and the order of the cases."""
         found = ComparedCohort()
         for case in self.cases:
             found.add(case)
@@ -225,7 +225,7 @@ class ComparedCohort:
 
     @property
     def labelled(self) -> NDArray[np.bool_]:
-        """Which cases have a true label."""
+        """True for cases with a label."""
         return self.of_case["labelled"].astype(bool)
 
     def units(self, which: Integers) -> Integers:
@@ -270,7 +270,7 @@ def cohort_row(cohort: ComparedCohort, which: Integers | None = None, *, good: f
 
 
 def _judged(changed: Floats, unscored: Floats) -> float | None:
-    """Share of all changed voxels that lie in regions, so that HA judged them; None if nothing changed."""
+    """Share of all changed voxels that are in regions, so that HA judged them; None if nothing changed."""
     known = ~np.isnan(unscored) & (changed > 0)
     whole = changed[known].sum()
     return sum(((1 - unscored[known]) * changed[known]).tolist()) / float(whole) if whole else None
@@ -344,10 +344,10 @@ def _share(flags: NDArray[np.bool_], of: NDArray[np.int64]) -> dict[str, Any] | 
 
 
 def _mean(values: NDArray[np.float64], of: NDArray[np.int64]) -> Interval:
-    """The mean with its interval by cluster, and below 200 clusters the exact sign-flip test."""
-    sums = np.bincount(of, values).astype(np.float64)
+    """The mean with its interval by cluster: Student's t, and below :data:`MANY` clusters p by sign flips."""
+    sums = np.bincount(of, values).astype(float)
     found = _ratio(sums, np.bincount(of), n=values.size)
-    return replace(found, p_flip=sign_flip_p(sums)) if len(sums) < MANY else found
+    return found if len(sums) >= MANY else replace(found, p_flip=sign_flip_p(sums))
 
 
 def _ratio(sums: NDArray[Any], sizes: NDArray[Any], *, n: int) -> Interval:
@@ -358,7 +358,9 @@ def _ratio(sums: NDArray[Any], sizes: NDArray[Any], *, n: int) -> Interval:
     """
     whole, clusters = float(sizes.sum()), len(sums)
     ratio = float(sums.sum()) / whole
-    error = float(np.sqrt(clusters / max(clusters - 1, 1) * np.square(sums - ratio * sizes).sum())) / whole
+    if clusters < 2:
+        return replace(undefined_interval(n, "one patient has no interval", ratio), clusters=clusters)
+    error = float(np.sqrt(clusters / (clusters - 1) * np.square(sums - ratio * sizes).sum())) / whole
     reach = float(stats.t.ppf(0.975, clusters - 1)) * error
     below = float(stats.t.cdf(-ratio / error, clusters - 1)) if error else float(ratio < 0)
     p = 2 * min(below, 1 - below) if error else float(ratio == 0)
@@ -388,7 +390,7 @@ def as_plain(found: Interval) -> dict[str, Any]:
 
 
 def comparison_of(plain: Mapping[str, Any]) -> Comparison:
-    """Read what :meth:`Comparison.as_dict` wrote; an undefined number stays None."""
+    """Read a dict of :meth:`Comparison.as_dict`; an undefined number stays None."""
     labels = tuple(
         LabelChange(**{name: row[name] for name in LabelChange.__dataclass_fields__}) for row in plain["labels"]
     )

@@ -30,7 +30,7 @@ LARGEST = 256 * 1024  # bytes of a plan
 POWER = 0.8
 MOST_PATIENTS = 20_000
 SEALED, OPENED, JUDGED = "plan-sealed", "new-opened", "judged"
-ADDED = " (added because a mean does not see rare disasters; give max_harmed_share there to change it)"
+ADDED = " (added because a mean does not show rare large losses; set max_harmed_share there to change it)"
 
 TEMPLATE = Path(__file__).with_name("plan_template.toml").read_text(encoding="utf-8")
 """A commented plan, as ``casewise compare --new-plan`` writes it."""
@@ -90,7 +90,7 @@ def read_plan(path: Path) -> ChangePlan:
         The plan.
 
     Raises:
-        BadInput: If the file is no plan; the message says what is wrong and where.
+        BadInput: If the file is no plan; the message names the error and its place.
     """
     plain, sha256 = read_toml(path, "a plan")
     try:
@@ -157,7 +157,7 @@ def _plan(path: Path, plain: Mapping[str, Any], sha256: str) -> ChangePlan:
         allowed = [one for one, quantity in QUANTITIES.items() if quantity.of is None]
         wrong = next((key for key in inner if key not in allowed), None)
         if wrong is not None:
-            raise BadInput(f"{wrong} is no criterion on a measure; those are {', '.join(allowed)}")
+            raise BadInput(f"{wrong} is no criterion on a measure; the criteria on measures are {', '.join(allowed)}")
         if "max_crossed_share" in inner and not next(one for one in measures if one.name == name).decisions:
             raise BadInput(f'max_crossed_share on {name} needs a decision: [measures.{name}] decision = "< 40"')
         of_measures[name] = acceptance_of({**confidence, **inner}, scope=f"measure {name}")
@@ -193,7 +193,7 @@ def _table(name: str, given: Any) -> dict[str, Any]:
 
 def _names(name: str, given: Any) -> tuple[str, ...]:
     if not isinstance(given, list) or not all(isinstance(one, str) and one for one in given):
-        raise BadInput(f'{name} is a list of names such as ["site B"], got {str(given)[:60]!r}')
+        raise BadInput(f'{name} must be a list of names such as ["site B"], got {str(given)[:60]!r}')
     return tuple(given)
 
 
@@ -203,7 +203,7 @@ def _texts(name: str, given: Any, known: Iterable[str] | None = None) -> dict[st
         if known is not None and key not in known:
             raise BadInput(f"[{name}] has no {key!r}; it has {', '.join(known)}")
         if not isinstance(value, str):
-            raise BadInput(f"{name}.{key} is a text in quotation marks, got {str(value)[:60]}")
+            raise BadInput(f"{name}.{key} must be a text in quotation marks, got {str(value)[:60]}")
     return {key: value for key, value in table.items() if value}
 
 
@@ -211,7 +211,7 @@ def _count(name: str, given: Any) -> int | None:
     if given is None:
         return None
     if not isinstance(given, int) or isinstance(given, bool) or not 1 <= given <= 10**6:
-        raise BadInput(f"{name} is a whole number of at least 1, got {str(given)[:60]!r}")
+        raise BadInput(f"{name} must be a whole number of at least 1, got {str(given)[:60]!r}")
     return given
 
 
@@ -221,7 +221,7 @@ def _check_consistent(plan: ChangePlan) -> None:
     for one in plan.criteria:
         held = by_scope.setdefault(one.scope, {})
         if one.name in held:
-            raise BadInput(f"{one.name} on {one.scope} is there twice")
+            raise BadInput(f"{one.name} on {one.scope} is given twice")
         held[one.name] = one
     for scope, held in by_scope.items():
         gain, still = held.get("min_mean_gain"), held.get("max_changed_share")
@@ -229,9 +229,7 @@ def _check_consistent(plan: ChangePlan) -> None:
             raise BadInput(f"on {scope}, min_mean_gain asks for a gain and max_changed_share lets no case change")
         drop = held.get("max_mean_drop")
         if gain is not None and drop is not None and drop.highest < gain.highest:  # both bound the fall
-            raise BadInput(
-                f"on {scope}, max_mean_drop = {drop.limit:g} asks for more than min_mean_gain = {gain.limit:g} does"
-            )
+            raise BadInput(f"on {scope}, max_mean_drop = {drop.limit:g} exceeds min_mean_gain = {gain.limit:g}")
     if plan.acceptance.confidence is None:
         return
     for one in plan.criteria:
@@ -301,7 +299,7 @@ def how_many(plan: ChangePlan, *, power: float = POWER) -> tuple[Needed, ...]:
     several. Means: Student's t. The allowed chance to miss is divided by the number of criteria.
 
     Args:
-        plan: A plan whose criteria say what is ``expected`` and, for means, ``sd``.
+        plan: A plan whose criteria have ``expected`` and, for means, ``sd``.
         power: The wanted chance that a version as good as expected is accepted.
 
     Returns:
@@ -316,7 +314,7 @@ def how_many(plan: ChangePlan, *, power: float = POWER) -> tuple[Needed, ...]:
 
 
 def _needed(plan: ChangePlan, criterion: Criterion, power: float) -> tuple[int | None, str]:
-    """How many patients a criterion needs, and why there is no number."""
+    """Return the number of patients that a criterion needs, or why there is no number."""
     name, limit = criterion.name, criterion.limit
     same = [one for one in plan.criteria if one.name == name and one.scope == "all"]
     guess = next((one for one in (criterion, *same) if one.expected is not None or one.sd is not None), criterion)
@@ -386,7 +384,7 @@ def _share_patients(limit: float, expected: float, confidence: float, power: flo
 
 @dataclass(frozen=True)
 class Seal:
-    """When a plan was sealed, and sentences that belong before the verdict."""
+    """The time when a plan was sealed, and sentences to print before the verdict."""
 
     sha256: str
     time: str
@@ -419,7 +417,7 @@ def seal_plan(plan: ChangePlan, new: Sequence[Path | None], *, compared_before: 
     Args:
         plan: The plan.
         new: The files with the new masks; only their names and sizes are read.
-        compared_before: Whether the output folder already holds a comparison of these masks.
+        compared_before: True if the output folder already has a comparison of these masks.
 
     Returns:
         The seal; its notes say whether the plan was changed or sealed after the masks were first opened.
@@ -453,5 +451,5 @@ def log_opened(plan: ChangePlan, seal: Seal) -> Seal:
 
 
 def log_verdict(plan: ChangePlan, verdict: str, hashes: Mapping[str, str]) -> None:
-    """Write the verdict and the hashes of what was compared into the log of the plan."""
+    """Write the verdict and the hashes of the compared masks into the log of the plan."""
     Chain(log_of(plan.path)).append(JUDGED, {"sha256": plan.sha256, "verdict": verdict, "data": dict(hashes)})

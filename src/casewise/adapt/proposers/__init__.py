@@ -41,7 +41,7 @@ class PreparedCase:
 
     Args:
         case: The case.
-        prepared: The case as the model wants it.
+        prepared: The case after the preprocessing of the model.
         source: M0, where it is shared with other proposers.
         before_forward: Called before every forward pass; may raise to stop the case.
     """
@@ -70,7 +70,7 @@ class Proposer(Protocol):
         """Return the number of states after M0."""
 
     def binding(self, network: Backbone | nn.Module) -> Binding:
-        """Return what a policy that was fitted on these candidates is bound to."""
+        """Return the binding of a policy that was fitted on these candidates."""
 
     def propose(self, case: PreparedCase, network: Backbone | nn.Module) -> States:
         """Lend the frozen model to one case."""

@@ -2,7 +2,7 @@
 
 ``imported:FOLDER`` takes FOLDER/CASE.* as the one candidate of a case, or FOLDER/CASE/step_1.* to step_K.*, on the grid
 of the model's masks. A function ``(network, image) -> list of masks`` is called with the network (which it may change;
-it is given back as it was) and the prepared image, a tensor of shape (n, channel, *space).
+it is restored) and the prepared image, a tensor of shape (n, channel, *space).
 """
 
 from __future__ import annotations

@@ -59,9 +59,9 @@ def record_case(
 
     Args:
         case: The case.
-        network: The frozen model; it is given back bit-identical.
+        network: The frozen model; it is restored bit by bit.
         hows: Proposers by the names of their ladders.
-        prepared: The case as the model wants it, where it was prepared already.
+        prepared: The case after the preprocessing of the model, if it was prepared before.
         streams: By ladder, for proposers that carry their weights from case to case.
 
     Returns:
@@ -136,9 +136,7 @@ def run_episode(
         ('mirror(x)', 'gamma(0.8,range)')
     """
     if not isinstance(network, nn.Module):
-        raise BadInput(
-            f"run_episode takes a torch.nn.Module, got a {type(network).__name__}; casewise.guard takes both"
-        )
+        raise BadInput(f"run_episode takes a torch.nn.Module, got {type(network).__name__}; casewise.guard takes both")
     how = Adaptation.of(objective, **options)
     if how.is_gradient:
         with Episode(network, image, how, case_id=case_id, forward=forward, predict=predict, head=head) as episode:
@@ -158,7 +156,7 @@ def unread_notes(made: Iterable[Trajectory]) -> tuple[str, ...]:
 
 
 class LiveLadder:
-    """Candidates of one case, made when a controller asks for them; a context manager that lends the network.
+    """Candidates of one case, made when a controller needs them; a context manager that lends the network.
 
     With one proposer the states are made one by one. With several named ones all states are made on entry, because the
     controllers that read several ladders decide once.
@@ -166,7 +164,7 @@ class LiveLadder:
     Args:
         case: The case.
         network: The frozen model.
-        prepared: The case as the model wants it.
+        prepared: The case after the preprocessing of the model.
         hows: Proposers by the names of their ladders.
         together: True if a controller reads several ladders at once.
         deadline: Time of ``time.monotonic()`` after which no forward pass starts; M0 is always predicted.

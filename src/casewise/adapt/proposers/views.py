@@ -84,7 +84,7 @@ class Views:
         return bind(self, self.how, network, self.options(network))
 
     def options(self, network: Backbone | nn.Module) -> dict[str, Any]:
-        """Return what the candidates depend on beside the model, by name."""
+        """Return the options on which the candidates depend, by name."""
         backbone, how = as_backbone(network), self.how
         views = self.on(backbone)
         return {

@@ -24,7 +24,7 @@ from casewise.data.splits import Cohort, Member
 
 @dataclass(frozen=True)
 class LocatedCase:
-    """A case that lies in files and has not been opened."""
+    """A case in files that has not been opened."""
 
     id: str
     images: tuple[Path, ...]  # one file per channel, or one color picture
@@ -62,7 +62,7 @@ class Files:
 
 
 def files_of(cohort: Cohort) -> Mapping[str, LocatedCase]:
-    """The files of each member, for cohorts that lie in files."""
+    """The files of each member, for cohorts in files."""
     if not isinstance(cohort.read_case, Files):
         raise BadInput(f"{cohort.name} was not read from a folder, so it has no files")
     return {case_id: cohort.read_case.found[case_id] for case_id in cohort.members}
@@ -107,9 +107,7 @@ def _check_inside(found: Iterable[LocatedCase], root: Path) -> None:
 def _of_the_image(found: LocatedCase, label: Mask) -> Mask:
     shape = shape_of(found)
     if label.shape != shape:
-        raise BadInput(
-            f"case {found.id}: the label has shape {label.shape}, the image {shape}; they must share one grid"
-        )
+        raise BadInput(f"case {found.id}: the label has shape {label.shape}, the image {shape}; both need one grid")
     return label
 
 
@@ -141,7 +139,7 @@ def _stacked(found: LocatedCase, channels: list[NDArray[Any]]) -> NDArray[Any]:
 
 
 def safe_id(*parts: str) -> str:
-    """Parts of a name joined to a case id; what an id must not hold becomes an underscore.
+    """Parts of a name joined to a case id; characters that an id must not have become underscores.
 
     >>> safe_id("BMC", "Case 05(1)")
     'BMC_Case_05_1'
@@ -150,7 +148,7 @@ def safe_id(*parts: str) -> str:
 
 
 def visible(paths: Iterable[Path]) -> Iterator[Path]:
-    """Paths in order without hidden files and without what macOS leaves in archives."""
+    """Paths in order, without hidden files and files that macOS adds to archives."""
     return (path for path in sorted(paths) if not path.name.startswith(".") and "__MACOSX" not in path.parts)
 
 

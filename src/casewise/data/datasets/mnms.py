@@ -85,7 +85,7 @@ def _frames(folder: Path, split: str, rows: dict[str, dict[str, str]], group: st
 
 
 def _frame(text: str, code: str, phase: str) -> int | None:
-    """The 0-based frame as it stands in the table, "9" or "9.0"; None where the field is empty."""
+    """The 0-based frame in the table, "9" or "9.0"; None where the field is empty."""
     if text.strip().lower() in ("", "nan"):
         return None
     try:

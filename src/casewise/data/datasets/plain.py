@@ -53,7 +53,7 @@ def is_plain(root: Path) -> bool:
 def plain(root: Path, *, cluster: str | None = None, ignore: int | None = None) -> Cohort:
     """The cases of a plain folder; of several side by side, each is a group named after its folder.
 
-    Where several of them name their cases alike, an id is the name of the folder and that of the case.
+    If cases of several folders have equal names, an id is the name of the folder and that of the case.
 
     ``cases.csv`` (in the folder or one level up; columns case, group, cluster, split or their usual other names)
     describes the cases. ``cluster`` is a pattern whose first bracket is the cluster in a case id, such as
@@ -115,7 +115,7 @@ def read_plain_label(found: LocatedCase) -> Mask:
 
 
 def write_plain(cohort: Cohort, folder: Path) -> Iterator[str]:
-    """Write ``images/<case>_XXXX``, ``labels/<case>`` and ``cases.csv``; yields each id when its files are there.
+    """Write ``images/<case>_XXXX``, ``labels/<case>`` and ``cases.csv``; yields each id after its files were written.
 
     Volumes keep affine, codes, spacing and dtype; one frame of a 4-D file becomes a 3-D file. Labels are written in
     the integers of the cohort, so the mappings of the loader are done once and for all. The table comes last.

@@ -38,8 +38,8 @@ def prostate158(root: Path, *, modalities: str = "t2", target: str = "t2_anatomy
     """Every row of train.csv, valid.csv and test.csv; columns are read by name, paths are relative to their table.
 
     ``modalities`` names the channels in order, with commas, such as adc,dwi; all modalities of a case share one grid.
-    ``target`` is t2_anatomy (1 central gland, 2 peripheral zone), t2_tumor or adc_tumor. Cases that the asked reader
-    did not annotate (reader 2 is often empty) are unlabelled. Masks stored as floats are rounded and checked.
+    ``target`` is t2_anatomy (1 central gland, 2 peripheral zone), t2_tumor or adc_tumor. Cases that this reader did
+    not annotate (reader 2 is often empty) are unlabelled. Masks stored as floats are rounded and checked.
     """
     channels = tuple(modalities.split(","))
     if not set(channels) <= set(MODALITIES):
@@ -91,9 +91,7 @@ SITES = ("RUNMC", "BMC", "I2CVB", "UCL", "BIDMC", "HK")
 """The benchmark's letters A to F, in order."""
 
 NAME = re.compile(r"(?P<case>case\d+)(?P<label>_segmentation)?", re.IGNORECASE)
-NOTICE = (
-    "RUNMC overlaps Task05 of the Medical Segmentation Decathlon: do not test a model there that was trained on it."
-)
+NOTICE = "RUNMC overlaps Task05 of the Medical Segmentation Decathlon: do not test a model of Task05 there."
 
 
 def is_saml_prostate(root: Path) -> bool:

@@ -87,6 +87,6 @@ def check_registered(names: Iterable[str]) -> None:
     for name in names:
         if name not in SIGNALS and name.partition(".")[0] != REGION_SCORES:
             raise UnknownName(
-                f"signal {name!r} is recorded but not registered; add a line to SIGNALS (measure/signals/__init__.py), "
-                f"or pass it as a function of your own"
+                f"signal {name!r} was recorded but is not registered; add a line to SIGNALS "
+                f"(measure/signals/__init__.py), or pass it as your own function"
             )

@@ -155,7 +155,7 @@ class Candidates:
 
 
 def candidates_of(masks: Sequence[Any], *, voters: Sequence[int] | None = None, background: bool = False) -> Candidates:
-    r"""Compare the candidates of one case, ``masks[0]`` being M0; ``voters`` are all of them unless told otherwise.
+    r"""Compare the candidates of one case, ``masks[0]`` being M0; ``voters`` are all of them by default.
 
     Agreement of candidate k: the mean over the other voters j of the mean class Dice,
 
