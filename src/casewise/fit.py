@@ -43,6 +43,7 @@ from casewise.judge.policy import controller_kind
 from casewise.learn.folds import CrossFit, cores, cross_fit, deal
 from casewise.learn.tuning import Tuning
 from casewise.measure.measures import UNIT_SPACING, Measure, all_unit_spacing, check_names
+from casewise.measure.metrics import METRICS
 from casewise.render.mask_pictures import Classes
 from casewise.report.fit_page import fit_page, labelled_pictures
 from casewise.run.gather import gathered_cases
@@ -378,6 +379,11 @@ class _Fit:
             _joined(archive), "default", allowed_hurt=self.allowed_hurt, flag_below=below or None, fixed=fixed,
             progress=self.on_progress, on_compared=deployed.update,
         )  # fmt: skip
+        if empty := policy.preflight["cases"] - policy.preflight["labelled"]:
+            self.notes.append(
+                f"{pluralize(empty, 'labelled case')} without foreground in the label: the comparison leaves them out, "
+                f"because {METRICS[self.chosen.metric].title} is undefined there, and does not count harm to them"
+            )
         if below and not policy.flag:
             self.notes += [one for one in policy.preflight.get("concerns", ()) if one.startswith("no case is flagged")]
         return policy, deployed

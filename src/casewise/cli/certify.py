@@ -165,7 +165,7 @@ def _sample_size(alpha: float, delta: float, cases: int | None, *, as_json: bool
     words = [
         f"To promise a risk of at most {alpha:g} you need at least (count patients, not scans or frames)",
         f"  {found.crc_cases:4d} labelled patients in expectation (CRC)",
-        f"  {found.ltt_cases:4d} with probability {1 - delta:g} (LTT, loss harmed, one case each), if none shows any loss",
+        f"  {found.ltt_cases:4d} with probability {1 - delta:g} (LTT, loss harmed, one case each), if none shows loss",
         f"  {found.betting_cases:4d} the same for other losses, or with several cases each",
         f"  {found.default_cases:4d} with probability {1 - delta:g} where the labels also choose the design "
         "(certify --policy default: one half fits, the other tests)",

@@ -81,9 +81,9 @@ def split_for_promise(patients: Iterable[str], alpha: float) -> PromiseSplit:
     if len(names) - needed < FEWEST_LEARNING:
         raise TooFewCases(
             f"a promise of at most {alpha:g} needs {needed} {UNIT[1]} that take no part in learning, and learning "
-            f"needs {FEWEST_LEARNING}: {needed + FEWEST_LEARNING} in all, got {len(names)}{_too_few_to_adopt(FEWEST_LEARNING)}. Label "
-            "more, promise less (a larger alpha), or leave the promise out: then all of them learn and the gain is "
-            "estimated"
+            f"needs {FEWEST_LEARNING}: {needed + FEWEST_LEARNING} in all, got {len(names)}"
+            f"{_too_few_to_adopt(FEWEST_LEARNING)}. Label more, promise less (a larger alpha), or leave the promise out: "
+            "then all of them learn and the gain is estimated"
         )
     more = round(1 / alpha)
     while needed + more <= len(names) // 2:
