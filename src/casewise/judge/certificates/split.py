@@ -82,8 +82,8 @@ def split_for_promise(patients: Iterable[str], alpha: float) -> PromiseSplit:
         raise TooFewCases(
             f"a promise of at most {alpha:g} needs {needed} {UNIT[1]} that take no part in learning, and learning "
             f"needs {FEWEST_LEARNING}: {needed + FEWEST_LEARNING} in all, got {len(names)}"
-            f"{_too_few_to_adopt(FEWEST_LEARNING)}. Label more, promise less (a larger alpha), or leave the promise out: "
-            "then all of them learn and the gain is estimated"
+            f"{_too_few_to_adopt(FEWEST_LEARNING)}. Label more, promise less (a larger alpha), or leave the promise "
+            "out: then all of them learn and the gain is estimated"
         )
     more = round(1 / alpha)
     while needed + more <= len(names) // 2:
@@ -95,8 +95,8 @@ def split_for_promise(patients: Iterable[str], alpha: float) -> PromiseSplit:
 
 
 def _too_few_to_adopt(learning: int) -> str:
-    least = patients_for_chance()
-    return "" if learning >= least else f"; nothing is deployed but M0 unless {least} {UNIT[1]} learn"
+    few = learning < (least := patients_for_chance())
+    return f"; nothing but M0 is deployed unless {least} {UNIT[1]} learn" * few
 
 
 def certify_held_out(
