@@ -43,7 +43,6 @@ from casewise.judge.policy import controller_kind
 from casewise.learn.folds import CrossFit, cores, cross_fit, deal
 from casewise.learn.tuning import Tuning
 from casewise.measure.measures import UNIT_SPACING, Measure, all_unit_spacing, check_names
-from casewise.measure.metrics import METRICS
 from casewise.render.mask_pictures import Classes
 from casewise.report.fit_page import fit_page, labelled_pictures
 from casewise.run.gather import gathered_cases
@@ -382,7 +381,7 @@ class _Fit:
         if empty := policy.preflight["cases"] - policy.preflight["labelled"]:
             self.notes.append(
                 f"{pluralize(empty, 'labelled case')} without foreground in the label: the comparison leaves them out, "
-                f"because {METRICS[self.chosen.metric].title} is undefined there, and does not count harm to them"
+                "because the metric is undefined there, and does not count harm to them"
             )
         if below and not policy.flag:
             self.notes += [one for one in policy.preflight.get("concerns", ()) if one.startswith("no case is flagged")]

@@ -186,16 +186,8 @@ def predict_all(
         work, images, entries, codes=codes, kind=segmentation, certificate=certificate, channels=tuple(channels)
     )
     found = {**report, "unscored": unscored, "unwritten": unwritten, "refused": refused}
-    return PredictedFolder(
-        entries,
-        out / PAGE,
-        found,
-        scores,
-        len(scored.get("cases", ())),
-        promise,
-        (*refused.values(), *warnings),
-        harm,
-    )
+    told = (*refused.values(), *warnings)
+    return PredictedFolder(entries, out / PAGE, found, scores, len(scored.get("cases", ())), promise, told, harm)
 
 
 UNLIKE = "This folder is unlike the labelled cases"
