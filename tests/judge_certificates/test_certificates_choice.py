@@ -73,7 +73,7 @@ def test_labels_that_fitted_a_design_cannot_certify_it(tmp_path):
     )  # the flag is fitted, what is deployed is not
     assert certify_router(fitting, flagging, HARMED, force=True)[0].bound == certificate.bound
     for design in ("choose", "merge", "consensus-where-low"):
-        with pytest.raises(Overlap, match=r"share .* or let certify halve them by itself: casewise certify ARCHIVE"):
+        with pytest.raises(Overlap, match=r"share .* or let certify split them: casewise certify ARCHIVE"):
             certify_router(fitting, calibrate(fitting, design), HARMED, force=True)
 
 

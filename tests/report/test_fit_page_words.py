@@ -27,17 +27,17 @@ def test_the_bounds_are_not_called_a_95_percent_interval(facts: dict[str, Any]) 
     page = fit_page(facts, ())
     assert "95 % interval</th>" not in page
     assert "one-sided 90 % bounds" in page
-    assert "held the truth in 55 % of simulations" in page
+    assert "contained the true value in 55 % of simulations" in page
 
 
 def test_the_page_says_in_the_open_what_so_few_patients_cannot_show(facts: dict[str, Any]) -> None:
     visible = fit_page(facts, ()).split("<details>")[0]
-    assert "Rare disasters cannot be seen in so few: up to 21% of new patients" in visible
+    assert "Rare large losses may be missed: up to 21% of new patients" in visible
 
 
 @pytest.mark.parametrize(
     ("poor", "said"),
-    [(0, "poor masks seen: 0, so poor ones will hardly be caught"), (3, "poor masks seen: 3, of which 2 were flagged")],
+    [(0, "no labelled mask is poor"), (3, "poor masks seen: 3, of which 2 were flagged")],
 )
 def test_page_and_summary_say_how_many_poor_masks_were_seen(poor: int, said: str, facts: dict[str, Any]) -> None:
     quality = {**facts["preflight"]["quality"], "poor": poor, "poor_flagged": 2 if poor else 0}

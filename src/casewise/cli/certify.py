@@ -1,4 +1,4 @@
-"""``casewise certify``: a bound on the harm that is really deployed, and how many labels that needs."""
+"""``casewise certify``: a bound on the harm of the deployed masks, and the number of labels that it needs."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def certify(
     ),
     ladder: list[str] = typer.Option(
         [],
-        help="Which method, if the archive holds several; repeat to use several; default: that of the policy.",
+        help="Method to use, if the archive has several; repeat for several; default: that of the policy.",
     ),
     sample_size: bool = typer.Option(
         False, "--sample-size", help="Print how many labelled patients the bound needs; certify nothing."
@@ -58,12 +58,12 @@ def certify(
     ),
     p_value: str = setting("auto", help="ltt: p-value: auto, betting, hoeffding-bentkus or binomial."),
     low_mid: str = setting("envelope", help="envelope, or fixed if the low/mid cut comes from other cases."),
-    within: str = setting("mean", help="How the cases of one patient count: by their mean or their max."),
+    within: str = setting("mean", help="How cases of one patient are combined: mean or max."),
     population: str = setting("all", help="Region gate: all cases, or only scored ones."),
     evaluation: Path | None = setting(None, help="Labelled archive of other cases for the reliability diagram."),
     split: str | None = setting(None, help="Use only cases of this split; default: calibration."),
     consensus: str = setting(None, help="--policy default: name of the candidate that combines the others."),
-    force: bool = setting(False, help="Certify a policy that calibration called NO-GO."),
+    force: bool = setting(False, help="Certify a policy that calibration advised against (NO-GO)."),
     as_json: bool = AS_JSON,
 ) -> None:
     """Compute an upper bound on the harm of the masks that a policy deploys, and write a certificate.
@@ -86,7 +86,7 @@ def certify(
         _sample_size(alpha[0], delta, cases, as_json=as_json)
         return
     if archive is None:
-        raise BadInput("name the labelled calibration archive: casewise certify ARCHIVE (or ask --sample-size)")
+        raise BadInput("name the labelled calibration archive: casewise certify ARCHIVE (or use --sample-size)")
     place = out or archive
     _check_place(place)
     certificate, certified = certification.certify(
@@ -118,8 +118,8 @@ def _check_place(folder: Path) -> None:
         return  # one of casewise that a hand changed
     except CasewiseError:
         raise BadInput(
-            f"{folder} holds {', '.join(there)} and no certificate of casewise, so this run would replace files of "
-            "somebody else; choose another folder with --out"
+            f"{folder} has {', '.join(there)} that casewise did not write, and this run would replace them; "
+            f"choose another folder with --out"
         ) from None
 
 
@@ -158,14 +158,15 @@ def _summary(certificate: Certificate) -> str:
 
 
 def _sample_size(alpha: float, delta: float, cases: int | None, *, as_json: bool) -> None:
-    """How many labelled cases a certificate needs, and what the ones at hand can buy."""
+    """Print the number of labelled cases that a certificate needs, and the risks that the available ones can
+    certify."""
     from casewise.judge.certificates import risk_control as planning
 
     found = planning.plan(alpha, delta, cases)
     words = [
         f"To promise a risk of at most {alpha:g} you need at least (count patients, not scans or frames)",
         f"  {found.crc_cases:4d} labelled patients in expectation (CRC)",
-        f"  {found.ltt_cases:4d} with probability {1 - delta:g} (LTT, loss harmed, one case each), if none shows loss",
+        f"  {found.ltt_cases:4d} with probability {1 - delta:g} (LTT, loss harmed, one case each), if none has a loss",
         f"  {found.betting_cases:4d} the same for other losses, or with several cases each",
         f"  {found.default_cases:4d} with probability {1 - delta:g} where the labels also choose the design "
         "(certify --policy default: one half fits, the other tests)",

@@ -78,13 +78,11 @@ def cluster_rows(losses: Floats, clusters: Sequence[Hashable] | None, within: st
     maximum of monotone losses in [0, 1] is again one, so the same certificate holds per patient with n = patients.
     """
     if within not in ("mean", "max"):
-        raise BadInput(f"within a cluster losses are joined by 'mean' or 'max', got {within!r}")
+        raise BadInput(f"losses of a cluster must be joined by 'mean' or 'max', got {within!r}")
     if clusters is None:
         return losses
     if len(clusters) != len(losses):
-        raise BadInput(
-            f"need one cluster per case, got {pluralize(len(clusters), 'cluster')} for {pluralize(len(losses), 'case')}"
-        )
+        raise BadInput(f"need one cluster per case, got {len(clusters)} for {pluralize(len(losses), 'case')}")
     names, number = np.unique(np.asarray([str(name) for name in clusters]), return_inverse=True)
     join = np.mean if within == "mean" else np.max
     return np.stack([join(losses[number == k], axis=0) for k in range(len(names))])
@@ -95,8 +93,8 @@ def rollback_table(
 ) -> LossTable:
     r"""Losses :math:`L_i(c) = h_i 1[u_i < c]` at every jump point c: the distinct values ascending, then infinity.
 
-    ``values`` are the calibration coordinates u, ``losses`` the loss h of the action that is deployed if the case is
-    kept. A case is rolled back iff u >= c, so the first cut keeps nothing and the last keeps everything.
+    ``values`` are the calibration coordinates u, ``losses`` the loss h of the action for a kept case. A case is rolled
+    back iff u >= c, so the first cut keeps nothing and the last keeps everything.
 
     >>> rollback_table([1.0, 2.0], [0.5, 1.0]).losses
     array([[0. , 0.5, 0.5],
@@ -166,8 +164,8 @@ def check_router(policy: Policy) -> None:
     """Refuse a policy that does not roll back above a cut."""
     if policies.is_hybrid(policy):
         raise Refused(
-            f"policy {policy.name!r} is hybrid: its cut-points are a function of the stream, so no calibration can "
-            f"certify them; certify the seed-only policy"
+            f"policy {policy.name!r} is hybrid: its cut-points change with new cases, so they cannot be "
+            f"certified; certify a policy without hybrid"
         )
     hard = dict(policy.options.get("hard", {"action": "rollback"}))
     if policies.among_candidates(policy):
@@ -180,12 +178,12 @@ def check_router(policy: Policy) -> None:
 
 
 def _check_kept_aside(policy: Policy, archive: Archive) -> None:
-    """Refuse labels that chose or fitted the policy, and say what to do."""
+    """Refuse labels that chose or fitted the policy, and name the remedy."""
     try:
         policies.check_held_out(policy, archive.entries.values())
     except Overlap as error:
         raise Overlap(
-            f"{error}. Keep {UNIT[1]} aside that calibrate never sees, or let certify halve them by itself: "
+            f"{error}. Keep {UNIT[1]} aside that calibrate does not use, or let certify split them: "
             "casewise certify ARCHIVE --policy default --method ltt"
         ) from error
 
@@ -202,8 +200,8 @@ def _choice_evidence(archive: Archive, policy: Policy, margin: float, together: 
     if policy.name in compared and (others := sorted(compared - {policy.name, *(together or ())})):
         raise Refused(
             f"{policy.name!r} was compared with {', '.join(others)} on these labels (the archive's ledger says so), so "
-            f"they chose it and cannot certify it. Certify on {UNIT[1]} that calibrate never saw, or with the choice: "
-            "casewise certify ARCHIVE --policy default --method ltt"
+            f"they chose it and cannot certify it. Certify on {UNIT[1]} that calibrate did not use, or certify "
+            f"the choice, too: casewise certify ARCHIVE --policy default --method ltt"
         )
     if not plain:
         _check_kept_aside(policy, archive)
@@ -217,7 +215,8 @@ def _choice_evidence(archive: Archive, policy: Policy, margin: float, together: 
 
 
 def _deployed_table(archive: Archive, policy: Policy) -> pd.DataFrame:
-    """Return what a policy deploys for each labelled case, with its metric and losses; flags change neither."""
+    """Return the state that a policy deploys for each labelled case, with its metric and losses; flags change
+    neither."""
     judge = replace(policies.judge_of(policy), flag=None)
     decided = [replay_case(archive, judge, case) for case in _labelled(archive)]
     return deployed_rows(archive, decided, judge.controller)

@@ -46,7 +46,7 @@ class PromiseSplit:
         return max(0.0, self.alpha * (len(self.certifying) + 1) - 1)
 
     def sentence(self) -> str:
-        """Return what the promise costs, as a sentence."""
+        """Return the cost of the promise, as a sentence."""
         return (
             f"{len(self.learning)} {UNIT[1]} learn and choose, {len(self.certifying)} others certify a risk of at most "
             f"{self.alpha:g} and take no part in learning; they may lose {self.tolerated:.2g} in total before cases "
@@ -66,7 +66,7 @@ def split_for_promise(patients: Iterable[str], alpha: float) -> PromiseSplit:
         alpha: The risk that is to be promised.
 
     Returns:
-        Who learns and who certifies.
+        The patients for learning and those for certifying.
 
     Raises:
         TooFewCases: Fewer than :data:`FEWEST_LEARNING` patients would remain for learning.
@@ -106,8 +106,8 @@ def certify_held_out(
 
     Args:
         archive: The recorded cases of both; only those of the certifying patients are read.
-        policy: What was learned and chosen, frozen.
-        split: Who learned and who certifies.
+        policy: The frozen policy after learning and choosing.
+        split: The patients for learning and those for certifying.
         loss: ``"harmed"``, ``"ha"``, ``"dice"`` or ``"worse-voxels"``.
         margin: For ``"harmed"``: the loss of the metric from which a case counts as harmed.
 
