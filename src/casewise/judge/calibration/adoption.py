@@ -11,7 +11,7 @@ A patient (or sequence) is the unit everywhere. The designs that were compared m
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -181,6 +181,20 @@ def hurt_share(change: ArrayLike, clusters: Sequence[str], *, limit: float = ALL
     needed = ltt_cases(limit, 1 - LEVEL) if 0 < limit < 1 else 1
     cases_hurt = int((values < -POINT).sum())
     return HurtShare(patients, hurt, len(values), cases_hurt, limit, upper, needed)
+
+
+def unpromised(found: Mapping[str, Any]) -> str:
+    """What labelled patients say about harm by the design that they chose; empty where M0 is kept or none was chosen.
+
+    Args:
+        found: ``preflight`` of a policy.
+
+    Returns:
+        A sentence.
+    """
+    compared = found.get("comparison") or {"rows": (), "chosen": "m0"}
+    harm = [row["harm"] for row in compared["rows"] if row["design"] == compared["chosen"] != "m0"]
+    return f"Nothing is promised. On the labelled cases, {HurtShare(**harm[0]).sentence()}." if harm else ""
 
 
 def unseen_sentence(patients: int) -> str:

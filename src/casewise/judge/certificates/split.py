@@ -96,8 +96,8 @@ def split_for_promise(patients: Iterable[str], alpha: float) -> PromiseSplit:
 
 
 def _too_few_to_adopt(learning: int) -> str:
-    least = patients_for_chance()
-    return "" if learning >= least else f"; nothing is deployed but M0 unless {least} {UNIT[1]} learn"
+    few = learning < (least := patients_for_chance())
+    return f"; nothing but M0 is deployed unless {least} {UNIT[1]} learn" * few
 
 
 def certify_held_out(
