@@ -96,7 +96,7 @@ def test_impossible_observations_are_refused():
 
 def test_nan_is_no_decision_and_no_audit_whatever_is_watched():
     watch = Watch("id").decision("a", {"value": 0.1}, "ann").audit("a", 0.0, "ann")
-    with pytest.raises(BadInput, match=r"value of case b .* no NaN"):
+    with pytest.raises(BadInput, match=r"value of case b .* and no NaN"):
         watch.decision("b", {"value": float("nan")}, "ann")
     with pytest.raises(BadInput, match=r"must be in \[0, 1\], got nan"):
         watch.audit("b", float("nan"), "ann")
