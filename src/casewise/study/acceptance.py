@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -355,9 +355,7 @@ def checks_of(
         size = None if cuts is None else size_class(case.size, cuts)
         for one in gathered:
             one.add(case, patient, size)
-    checks = [
-        _check(one, acceptance.confidence, (*shown.values(), *(f"group {name}" for name in groups))) for one in gathered
-    ]
+    checks = [_check(one, acceptance.confidence) for one in gathered]
     return tuple(replace(check, scope=shown.get(check.scope, check.scope)) for check in checks)
 
 
@@ -377,10 +375,10 @@ _NOBODY = {
 }
 
 
-def _check(gathered: _Gathered, confidence: float | None, known: Sequence[str] = ()) -> Check:
-    """Check one criterion; ``known`` are the labels and groups that there are, for the message if it is on another."""
+def _check(gathered: _Gathered, confidence: float | None) -> Check:
+    """Check one criterion."""
     criterion, quantity, means = gathered.criterion, gathered.quantity, gathered.means
-    verdict, reason, bound, needed = _decided(gathered, means, confidence, known)
+    verdict, reason, bound, needed = _decided(gathered, means, confidence)
     value = criterion.sign * float(means.mean()) if means.size else None
     worst = sorted(zip(gathered.beyond, gathered.beyond_ids, strict=True), key=lambda one: -one[0])
     return Check(
@@ -390,16 +388,13 @@ def _check(gathered: _Gathered, confidence: float | None, known: Sequence[str] =
     )  # fmt: skip
 
 
-def _decided(
-    gathered: _Gathered, means: Floats, confidence: float | None, known: Sequence[str]
-) -> tuple[str, str, float | None, int | None]:
+def _decided(gathered: _Gathered, means: Floats, confidence: float | None) -> tuple[str, str, float | None, int | None]:
     """Return the verdict, its reason, the upper bound, and how many patients are needed if these cannot decide."""
     criterion, quantity = gathered.criterion, gathered.quantity
     sign, most, beyond = (1, "at most", "above") if criterion.sign > 0 else (-1, "at least", "below")
     if not means.size:
         needs = " with a label" if quantity.needs_label else ""
-        where = "" if gathered.scope == "all" else f" in {gathered.scope} (there are: {', '.join(known) or 'none'})"
-        nobody = _NOBODY.get(gathered.scope, f"no case{needs}{where}")
+        nobody = _NOBODY.get(gathered.scope, f"no case{needs} in {gathered.scope}")
         return UNDECIDED, f"{nobody}, so it is not shown", None, None
     value, limit = float(means.mean()), criterion.highest + 1e-12
     said = f"observed {sign * value:.4g}"
