@@ -141,7 +141,7 @@ def _another_class(network: nn.Module, image: Tensor) -> list[Tensor]:
         (_nothing, "returned NoneType"),
         (_another_class, "classes 0 to"),
         ("tnt", "'tent'"),
-        (3, "a method is"),
+        (3, "a method must be"),
     ],
 )
 def test_a_method_that_cannot_be_used_is_refused_in_a_sentence(network: nn.Module, method: Any, words: str) -> None:

@@ -49,7 +49,7 @@ def test_nnunet_is_read_through_its_own_pipeline(options: dict[str, Any], model:
     case = backbone.read(list_cases(scans / "images", ending=backbone.ending)[0]).case
     prepared = backbone.prepare(case)
     before = fingerprint(backbone.network)
-    how = Adaptation("views:mirror(x),gamma(1.3),scale(0.8)", save_probabilities=True)
+    how = Adaptation("views:mirror(x),gamma(1.3),scale(0.8)")
     made = readings_of(backbone, prepared, case, how)
     assert prepared.predict is not None
     assert np.array_equal(made.masks[0], prepared.predict())

@@ -75,8 +75,8 @@ def check_finite(logits: Tensor, where: str) -> Tensor:
     if not torch.isfinite(logits.detach().sum()) and not torch.isfinite(logits).all():
         bad = int((~torch.isfinite(logits)).sum())
         raise NotFinite(
-            f"{bad} of {logits.numel()} logits are NaN or infinite {where}; lower the learning rate or look at the "
-            "image; the network was given back untouched"
+            f"{bad} of {logits.numel()} logits are NaN or infinite {where}; lower the learning rate or check the "
+            f"image; the network was restored"
         )
     return logits
 

@@ -124,14 +124,14 @@ def holdout(cohort: Cohort, *, share: float = 0.2, seed: int = RESAMPLING_SEED, 
     draw. A cluster that spans groups is drawn with the group of its first case. ``round`` takes halves to even.
     """
     if not 0 < share < 1:
-        raise BadInput(f"the share of the holdout lies between 0 and 1, got {share}")
+        raise BadInput(f"the share of the holdout must be between 0 and 1, got {share}")
     drawn: set[str] = set()
     for group, clusters in _clusters(cohort.members, per_group).items():
         count = round(share * len(clusters))
         if not 0 < count < len(clusters):
             raise TooFewCases(
                 f"group {group or '(none)'} has {pluralize(len(clusters), 'cluster')}; a share of {share:g} is {count} "
-                f"of them, and both sides need one: choose another share, or draw from all groups together"
+                "of them, and both sides need at least one: choose another share, or draw from all groups together"
             )
         generator = np.random.default_rng(seed_of(seed, group))
         drawn.update(str(name) for name in generator.choice(sorted(clusters), size=count, replace=False))
@@ -156,11 +156,11 @@ def count_patients(cases: Iterable[Clustered]) -> int:
 
 
 def fold_of(clusters: Sequence[Any], folds: int, *, seed: int = RESAMPLING_SEED) -> NDArray[np.int64]:
-    """Deal patients into folds: the fold of each case, the cases of one cluster together.
+    """Divide patients into folds: return the fold of each case; cases of one cluster are together.
 
     Args:
         clusters: The cluster (patient or sequence) of each case.
-        folds: How many folds; they differ by at most one cluster.
+        folds: Number of folds; they differ by at most one cluster.
         seed: Of the order in which clusters are dealt.
 
     Returns:
@@ -219,6 +219,6 @@ def check_disjoint(
         both = [("case", cases), ("cluster", clusters)]
         shared = [f"{pluralize(len(found), kind)} ({', '.join(found[:5])})" for kind, found in both if found]
         raise Overlap(
-            f"{names[0]} and {names[1]} share {' and '.join(shared)}; cases of one patient must be on one "
-            f"side: take them out of one of the two"
+            f"{names[0]} and {names[1]} share {' and '.join(shared)}; cases of one patient must be on one side: "
+            f"remove them from one of the two"
         )

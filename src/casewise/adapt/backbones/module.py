@@ -50,7 +50,7 @@ def _case(files: CaseFiles, image: NDArray[Any], spacing_mm: tuple[float, ...] |
 
 
 class FileBackbone:
-    """Base of backbones without a reader of their own: NIfTI volumes and pictures."""
+    """Base of backbones without their own reader: NIfTI volumes and pictures."""
 
     expects: Expectation
 
@@ -200,7 +200,7 @@ def load_factory(spec: str, *, weights: Path | None, device: str, trust: bool) -
     if not isinstance(made, (nn.Module, Module)):
         if isinstance(made, Backbone):
             return made
-        raise BadInput(f"{spec} returned a {type(made).__name__}; a torch.nn.Module or a Module was expected")
+        raise BadInput(f"{spec} returned a {type(made).__name__}; it must return a torch.nn.Module or a Module")
     backbone = made if isinstance(made, Module) else of_network(made, name=spec)
     if weights is not None:
         load_weights(backbone.network, weights, trust=trust)

@@ -338,7 +338,7 @@ def _member(
     try:
         network.load_state_dict(weights)
     except RuntimeError as error:
-        raise BadInput(f"the checkpoint does not fit the plans of {folder.name}: {in_one_line(error)}") from error
+        raise BadInput(f"the checkpoint does not match the plans of {folder.name}: {in_one_line(error)}") from error
     return network.to(torch.device(device)).eval()
 
 
@@ -361,7 +361,10 @@ def _architecture(trainer_name: str, plans: Any, configuration: Any, dataset: Ma
     wanted = inspect.signature(trainer.build_network_architecture).parameters
     unknown = [name for name, facts in wanted.items() if name not in offered and facts.default is facts.empty]
     if unknown:
-        raise BadInput(f"trainer {trainer_name} needs {', '.join(unknown)} to build its network; casewise has no value")
+        raise BadInput(
+            f"trainer {trainer_name} needs {', '.join(unknown)} to build its network, and casewise does "
+            f"not know their values"
+        )
     given = {name: offered[name]() for name in wanted if name in offered}
     built: nn.Module = trainer.build_network_architecture(**given)
     return built
@@ -434,10 +437,9 @@ def _label_names(dataset: Mapping[str, Any]) -> dict[int, str]:
 
 def _gate(paths: Sequence[Path]) -> None:
     for path in paths:
-        name = path.name.lower()
-        if name.endswith((".nii", ".nii.gz")):
+        if nifti.is_volume(path):
             nifti.check_header(path)
-        elif name.endswith(pictures.ENDINGS):
+        elif path.name.lower().endswith(pictures.ENDINGS):
             pictures.check_picture(path)
 
 

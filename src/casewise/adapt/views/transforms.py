@@ -1,4 +1,4 @@
-"""Views of one file: what changes intensities of (n, channel, *space), and what moves voxels.
+"""Views of one file: transforms of the intensities of (n, channel, *space), and transforms that move voxels.
 
 Intensities: each channel is changed separately. If each image is z-scored (MRI), a view keeps the mean and the standard
 deviation of every channel (``keep="moments"``), so only the shape of the histogram changes. If intensities have a fixed

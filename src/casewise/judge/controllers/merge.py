@@ -137,7 +137,7 @@ class Merge(_AmongAll):
                 f"merge needs {len(PIECE_FEATURES) + 1} weights, got {len(self.weights)}; run casewise calibrate"
             )
         if np.isnan(self.threshold):
-            raise BadInput("a threshold is a number, or infinite to reject everything; got NaN")
+            raise BadInput("a threshold must be a number, or infinite to reject everything; got NaN")
 
     @property
     def edited(self) -> State:
