@@ -116,7 +116,7 @@ def test_a_checkpoint_that_changed_after_its_conversion_is_not_ignored(tmp_path:
 def test_weights_of_others_beside_a_checkpoint_are_not_replaced(tmp_path: Path) -> None:
     torch.save({"w": torch.ones(2)}, tmp_path / "a.pth")
     write_safetensors(tmp_path / "a.safetensors", {"w": torch.zeros(2)})
-    with pytest.raises(BadInput, match="was not written by casewise inspect --convert"):
+    with pytest.raises(BadInput, match="is not of casewise inspect --convert"):
         convert_checkpoint(tmp_path / "a.pth")
 
 

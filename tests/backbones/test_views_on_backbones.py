@@ -267,7 +267,7 @@ def test_another_model_is_a_member_where_its_labels_agree(model: Any, scans: Pat
     assert load_backbone(str(other)).fingerprint[:16] in how.binding(backbone).options["members"].values()
     with pytest.raises(Mismatch, match=r"member .* has (an)?other"):
         Adaptation(f"members:{model(regions=True)}").binding(backbone)
-    with pytest.raises(BadInput, match="needs an nnU-Net of several folds"):
+    with pytest.raises(BadInput, match="needs several folds"):
         Adaptation("members:folds").horizon(backbone)
     with pytest.raises(BadInput, match="name at least one member"):
         Adaptation("members:").horizon(backbone)

@@ -110,7 +110,7 @@ def test_wrong_pairs_are_explained(folders):
 def test_an_archive_of_another_learning_rate_is_refused_in_a_sweep(folders, tmp_path):
     configuration = {**open_archive(folders / "stream").configuration, "learning_rate": 0.002}
     create_archive(tmp_path / "fast", binding=SYNTHETIC, steps=4, configuration=configuration).seal()
-    with pytest.raises(Mismatch, match=r"fast: it was recorded at 0.002; give --sweep 0.002="):
+    with pytest.raises(Mismatch, match=r"fast: recorded at 0.002; give --sweep 0.002="):
         raise run(folders / "stream", "-c", folders / "holdout", "--sweep", f"0.1={tmp_path / 'fast'}").exception
 
 

@@ -70,7 +70,7 @@ def test_regions_are_named_by_the_integers_they_are_written_as() -> None:
 
 def test_a_missing_channel_is_named(raw: Path) -> None:
     (raw / "imagesTr" / "p_007_0001.nii.gz").unlink()
-    with pytest.raises(BadInput, match=r"p_007: dataset.json names 2 channels, imagesTr has p_007_0000"):
+    with pytest.raises(BadInput, match=r"p_007: dataset.json has 2 channels, imagesTr p_007_0000"):
         nnunet_raw(raw)
 
 

@@ -588,7 +588,7 @@ def test_signals_of_disagreement_leave_the_recorded_ones_alone(archive):
 
 
 def test_merge_refuses_to_be_half_fitted():
-    with pytest.raises(BadInput, match="merge needs 6 weights, got 0; run casewise calibrate"):
+    with pytest.raises(BadInput, match="merge needs 6 weights, got 0; calibrate it"):
         Merge(steps=3, consensus="3")
     with pytest.raises(BadInput, match="choose needs 3 weights, got 0; run casewise calibrate"):
         Choose(steps=3, consensus="3")

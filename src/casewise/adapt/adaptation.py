@@ -191,18 +191,13 @@ class Adaptation:
         check_named_in_file(plain.get("objective"), typed=typed, where=where)
         check_names_no_code({name: value for name, value in plain.items() if name != "objective"}, where=where)
         if unwritten := [name for name in _KEPT if name in plain]:
-            raise UnsafeInput(
-                f"{where} sets {', '.join(unwritten)}, which casewise never writes there; it was edited; record "
-                f"it again"
-            )
+            raise UnsafeInput(f"{where} sets {', '.join(unwritten)}, which casewise never writes; record it again")
         known = plain.get("statistics")
         values = {**plain, "statistics": None if known is None else RiskStatistics(**known)}
         try:
             found = cls(**values)
         except TypeError as error:
-            raise BadInput(
-                f"these are not the options of an adaptation ({error}); were they recorded with a later casewise?"
-            ) from error
+            raise BadInput(f"unknown options of an adaptation ({error}); from a later casewise?") from error
         return found
 
 

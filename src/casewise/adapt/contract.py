@@ -90,10 +90,8 @@ def _intensity(case: Case, expects: Expectation) -> Iterator[ContractFinding]:
         low, high = np.percentile(values, (0.5, 99.5))
         if high < facts["percentile_00_5"] or low > facts["percentile_99_5"]:
             trained = f"{facts['percentile_00_5']:.3g}..{facts['percentile_99_5']:.3g}"
-            text = (
-                f"channel {channel} lies in {low:.3g}..{high:.3g}, the training foreground in {trained}, and the model "
-            )
-            yield ContractFinding("refusal", "intensity", f"{text}relies on absolute values: {HINT}")
+            text = f"channel {channel} lies in {low:.3g}..{high:.3g}, the training foreground in {trained}: {HINT}"
+            yield ContractFinding("refusal", "intensity", text)
 
 
 def check_orientations(orientations: dict[str, str]) -> dict[str, ContractFinding]:

@@ -64,9 +64,7 @@ def at_resolution(logits: Tensor, space: Sequence[int]) -> Tensor:
     if tuple(logits.shape[2:]) == tuple(space):
         return logits
     if logits.ndim - 2 != len(space):
-        raise BadInput(
-            f"logits of shape {tuple(logits.shape)} do not fit a mask of shape {tuple(space)}; pass forward="
-        )
+        raise BadInput(f"logits {tuple(logits.shape)} do not fit a mask of shape {tuple(space)}; pass forward=")
     return functional.interpolate(logits, size=tuple(space), mode=_MODES[len(space)], align_corners=False)
 
 

@@ -101,7 +101,7 @@ def as_model(model: Any) -> Model | Backbone:
     if isinstance(model, Backbone):
         return model
     raise BadInput(
-        f"a model must be an nn.Module, a folder, a hub id, a casewise.Model or a backbone, got {type(model).__name__}"
+        f"a model must be an nn.Module, folder, hub id, casewise.Model or backbone, got {type(model).__name__}"
     )
 
 

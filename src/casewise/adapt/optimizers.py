@@ -80,9 +80,7 @@ def gradients(subject: Adaptable) -> dict[str, Tensor]:
 
 def norm(values: Values) -> float:
     r"""Return the Euclidean norm over all tensors, :math:`\sqrt{\sum_i v_i^2}`."""
-    return float(
-        torch.sqrt(sum((value.double().square().sum() for value in values.values()), torch.zeros(()).double()))
-    )
+    return float(torch.sqrt(sum((one.double().square().sum() for one in values.values()), torch.zeros(()).double())))
 
 
 def cosine(first: Values, second: Values) -> float:

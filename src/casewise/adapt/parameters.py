@@ -150,9 +150,7 @@ def blending_by(network: nn.Module, share: float) -> AbstractContextManager[None
     """
     layers = _with_statistics(network)
     if not layers:
-        raise BadInput(
-            "statistics(share) mixes the statistics of BatchNorm, and this network has no such layer; use other views"
-        )
+        raise BadInput("statistics(share) mixes statistics of BatchNorm, and this network has none; use other views")
     return _replaced({layer: _mixed(layer, share) for layer in layers})
 
 

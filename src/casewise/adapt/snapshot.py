@@ -86,9 +86,7 @@ def check_loadable(tensors: Mapping[str, Tensor]) -> None:
     """Refuse weights that cannot be adapted: those of lazy layers, and those made in inference mode."""
     lazy = [name for name, tensor in tensors.items() if nn.parameter.is_lazy(tensor)]
     if lazy:
-        raise BadInput(
-            f"{', '.join(lazy[:3])} belong to lazy layers without a shape; run the network once on an image first"
-        )
+        raise BadInput(f"{', '.join(lazy[:3])} belong to lazy layers without a shape; run the network once on an image")
     frozen = [name for name, tensor in tensors.items() if tensor.is_inference()]
     if frozen:
         raise BadInput(

@@ -114,9 +114,7 @@ def _decisions(folder: Path) -> Iterator[dict[str, Any]]:
     from casewise.run.prediction_folder import decisions_in
 
     if not (folder / "audit.jsonl").is_file():
-        raise BadInput(
-            f"{folder} is no folder of casewise predict: it has no audit.jsonl; give the output folder (-o) of predict"
-        )
+        raise BadInput(f"{folder} is no folder of casewise predict: no audit.jsonl; give what predict got as -o")
     for decision in decisions_in(folder):
         yield {"case": decision.case_id, "cluster": decision.cluster, **numbers_of(decision)}
 

@@ -124,19 +124,13 @@ class DeploymentOptions:
 
     policy: str | None = typer.Option(None, help="Only if -m is a model: policy.json, its archive, or m0 (no change).")
     model_at: str | None = typer.Option(None, "--model-at", help="Folder of the model, if it was moved after fit.")
-    objective: str | None = setting(
-        None, help="Your own method (package.module:Name) or model files, if the policy names them."
-    )
+    objective: str | None = setting(None, help="Your own method (package.module:Name) or model files of the policy.")
     controller: str | None = setting(None, help="Your own controller (package.module:Name), if the policy names one.")
     certificate: Path | None = setting(None, help="Certificate of this policy; another certificate is refused.")
-    watch: Path | None = setting(
-        None, help="watch.json of casewise monitor: decisions are added; original masks while it is suspended."
-    )
+    watch: Path | None = setting(None, help="watch.json of casewise monitor to add to; original masks while suspended.")
     force: bool = setting(False, help="Deploy a policy that calibration advised against.")
     contract: str | None = setting(None, help="Reaction to images unlike the training data: refuse, warn or off.")
-    max_ram: str | None = setting(
-        None, help="Refuse images that need more memory, such as 16G; serve: 80 % of the free memory."
-    )
+    max_ram: str | None = setting(None, help="Refuse images that need more memory (16G); serve: 80 % of what is free.")
 
     def opened(self, model: Model, **more: Any) -> Deployment:
         """Open and check the deployment; ``more`` are further options of ``open_deployment``."""
@@ -154,9 +148,7 @@ class DeploymentOptions:
 class AdaptationOptions:
     """Options of candidates; a missing option has the value of the policy, else the default of an Adaptation."""
 
-    learning_rate: float | None = typer.Option(
-        None, "--lr", help="Learning rate of the updates; default: that of the method."
-    )
+    learning_rate: float | None = typer.Option(None, "--lr", help="Learning rate; default: that of the method.")
     steps: int | None = typer.Option(None, help="Number of updates per case; default: 4.")
     source_statistics: Path | None = typer.Option(
         None, "--source-statistics", help="File from record --measure-source, for the views histogram and fourier."
@@ -172,9 +164,7 @@ class AdaptationOptions:
         "--foreground/--classes",
         help="Measure changes of the foreground, or of every class; default: foreground.",
     )
-    max_slices: int | None = setting(
-        None, help="Slices or patches in one batch: fewer need less memory; the result is the same."
-    )
+    max_slices: int | None = setting(None, help="Slices or patches in one batch: fewer need less memory, same result.")
     consensus: str | None = setting(None, help="How views are combined: mean, vote, medoid or intent; default: mean.")
     mirrored_views: bool | None = setting(
         None, help="Predict each view with the model's mirroring too (several times slower); default: false."
@@ -236,22 +226,16 @@ _TYPED: ContextVar[Mapping[str, str]] = ContextVar("typed", default=MappingProxy
 class CaseOptions:
     """Cases that this process handles."""
 
-    images: Path = typer.Option(
-        ..., "-i", help="Folder with images (nnU-Net names, or one file per case) or DICOM series."
-    )
-    labels: Path | None = typer.Option(
-        None, "-l", "--labels", help="Folder with labels, if available; decisions never use them."
-    )
+    images: Path = typer.Option(..., "-i", help="Folder with images (nnU-Net names or one file each) or DICOM series.")
+    labels: Path | None = typer.Option(None, "-l", "--labels", help="Folder with labels; decisions never use them.")
     groups: Path | None = typer.Option(
         None, help="CSV with case and any of cluster (patient), group (site), split; default: cases.csv beside images."
     )
     num_parts: int | None = typer.Option(
-        None, "-num_parts", help="Number of jobs that share the folder; default: the SLURM array, else 1."
+        None, "-num_parts", help="Jobs that share the folder; default: the SLURM array, else 1."
     )
     part_id: int | None = typer.Option(None, "-part_id", help="Number of this job, from 0.")
-    channels: str = setting(
-        "", help="DICOM: series descriptions in the order of the model's channels, such as 'T1*,FLAIR*'."
-    )
+    channels: str = setting("", help="DICOM: series descriptions in the order of the channels, such as 'T1*,FLAIR*'.")
 
     @property
     def channel_patterns(self) -> tuple[str, ...]:
@@ -301,9 +285,7 @@ class EngineOptions:
 class PrintingOptions:
     """Progress output."""
 
-    quiet: bool = typer.Option(
-        False, "--quiet", "-q", "--disable_progress_bar", help="Print no progress, only problems."
-    )
+    quiet: bool = typer.Option(False, "--quiet", "-q", "--disable_progress_bar", help="Print only problems.")
     verbose: bool = setting(False, help="Print a line for each case.")
 
     def progress(self, total: int, *, done: int = 0) -> Progress:

@@ -165,13 +165,9 @@ def _swept(name: str, paths: str, ladder: str | None) -> tuple[float, Any]:
     for archive in filter(None, pair):
         recorded = archive.configuration.get("learning_rate")
         if any(entry.rungs for entry in archive.entries.values()):
-            raise Mismatch(
-                f"--sweep {name}={archive.path}: its candidates have names and no learning rate; leave it out"
-            )
+            raise Mismatch(f"--sweep {name}={archive.path}: its candidates have no learning rate; leave it out")
         if recorded is not None and float(recorded) != rate:
-            raise Mismatch(
-                f"--sweep {name}={archive.path}: it was recorded at {recorded:g}; give --sweep {recorded:g}=..."
-            )
+            raise Mismatch(f"--sweep {name}={archive.path}: recorded at {recorded:g}; give --sweep {recorded:g}=...")
     return rate, pair
 
 

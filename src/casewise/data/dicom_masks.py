@@ -350,9 +350,7 @@ def _fill(mask: Mask, grid: MaskGrid, about: MaskObject, numbers: Mapping[str, i
             index = (inverse[:3, :3] @ points.T + inverse[:3, 3:]).T
             at = round(float(index[:, 0].mean()))
             if float(np.abs(index[:, 0] - at).max()) > 0.5 or not 0 <= at < grid.shape[0]:
-                raise BadInput(
-                    f"{about.path.name}: a contour of {name} lies on no slice of its series; give its images with -i"
-                )
+                raise BadInput(f"{about.path.name}: a contour of {name} lies on no slice; give its images with -i")
             plane = planes.setdefault(at, np.zeros(grid.shape[1:], bool))
             plane ^= filled_polygon(index[:, 1:], grid.shape[1:])
         for at, plane in planes.items():

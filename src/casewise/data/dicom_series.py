@@ -156,9 +156,7 @@ def survey_series(
         except (BadInput, UnsafeInput) as error:
             refused[names[uid]] = error
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:  # pydicom's own kinds
-            refused[names[uid]] = BadInput(
-                f"series {names[uid]}: its headers cannot be used ({in_one_line(error)}); export it again"
-            )
+            refused[names[uid]] = BadInput(f"series {names[uid]}: bad headers ({in_one_line(error)}); export it again")
     return _studies(folder, found, refused, channels) if channels else (tuple(found), refused)
 
 
@@ -357,9 +355,7 @@ def _check_size(case_id: str, slices: Sequence[Slice], headers: Sequence[Any], m
         packed = one.path.stat().st_size
         compressed = header.file_meta.TransferSyntaxUID.is_compressed
         if not compressed and packed < rows * columns * int(header.get("BitsAllocated", 16)) // 8:
-            raise BadInput(
-                f"series {case_id}: {one.path.name} is {packed} bytes long, less than its pixels; it is truncated"
-            )
+            raise BadInput(f"series {case_id}: {one.path.name} has {packed} bytes, less than its pixels: truncated")
 
 
 def _check_even(case_id: str, slices: Sequence[Slice]) -> None:

@@ -180,9 +180,7 @@ def _check_distinct(cases: Iterable[CaseFiles]) -> None:
     for case in cases:
         other = known.setdefault(case.id, case)
         if other is not case:
-            raise BadInput(
-                f"{other.images[0].name} and {case.images[0].name} would both be case {case.id}; rename one of them"
-            )
+            raise BadInput(f"{other.images[0].name} and {case.images[0].name} would both be case {case.id}; rename one")
 
 
 def _is_entry(path: Path) -> bool:

@@ -260,7 +260,5 @@ def _gaps(cohort: Cohort) -> list[str]:
         splits.setdefault(cluster_of(member), set()).add(member.split)
     torn = [cluster for cluster, names in splits.items() if len(names) > 1]
     if torn:
-        gaps.append(
-            f"{pluralize(len(torn), 'cluster')} in more than one split, such as {torn[0]}: move their cases together"
-        )
+        gaps.append(f"{pluralize(len(torn), 'cluster')} in several splits, such as {torn[0]}: keep each in one")
     return gaps

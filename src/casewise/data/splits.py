@@ -85,9 +85,7 @@ class Cohort:
 
     def _member(self, case_id: str) -> Member:
         if case_id not in self.members:
-            raise BadInput(
-                f"{self.name} has no case {case_id!r}; it has {pluralize(len(self), 'case')}, such as {self.ids[:3]}"
-            )
+            raise BadInput(f"{self.name} has no case {case_id!r}; it has {len(self)}, such as {self.ids[:3]}")
         return self.members[case_id]
 
 
@@ -175,9 +173,7 @@ def fold_of(clusters: Sequence[Any], folds: int, *, seed: int = RESAMPLING_SEED)
     """
     names, number = np.unique(np.asarray(clusters), return_inverse=True)
     if len(names) < folds or folds < 2:
-        raise TooFewCases(
-            f"{folds} folds need at least two folds and as many clusters, got {pluralize(len(names), 'cluster')}"
-        )
+        raise TooFewCases(f"{folds} folds need 2 or more and as many clusters, got {pluralize(len(names), 'cluster')}")
     fold = np.empty(len(names), np.int64)
     fold[np.random.default_rng(seed).permutation(len(names))] = np.arange(len(names)) % folds
     return np.asarray(fold[number])

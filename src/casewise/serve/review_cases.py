@@ -189,9 +189,7 @@ class Predictions:
         states = self.cases[case_id].states
         if (state == DEPLOYED and state in states) or list(states) == [state]:  # the only one that was kept
             return self._checked(case_id, layout.mask(case_id))
-        raise BadInput(
-            f"state {state} of case {case_id} was not saved; predict with --set save-candidates=true to keep it"
-        )
+        raise BadInput(f"state {state} of case {case_id} was not saved; predict with --set save-candidates=true")
 
     def overlay(self, case_id: str) -> Path | None:
         """The overlay that was drawn, unless it was changed since."""

@@ -77,7 +77,7 @@ def _check_architecture(plain: Mapping[str, Any], where: str, trusted: Collectio
     listed = plain.get("_kw_requires_import", ())
     if not isinstance(listed, list | tuple) or not all(isinstance(key, str) and key in arguments for key in listed):
         raise BadInput(
-            f"_kw_requires_import in {where} must list names of arch_kwargs, got {str(listed)[:100]}; restore the file"
+            f"_kw_requires_import in {where} must list names of arch_kwargs: {str(listed)[:100]}; restore it"
         )
     imported = {*_IMPORTED, *listed}
     for key, value in arguments.items():

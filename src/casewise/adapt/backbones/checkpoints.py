@@ -118,9 +118,7 @@ def _what(error: Exception) -> str:
 def _check_torch_version() -> None:
     version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
     if version < USABLE_SINCE:
-        raise UnsafeInput(
-            f"torch {torch.__version__} runs code even from weights-only files (CVE-2025-32434); update it"
-        )
+        raise UnsafeInput(f"torch {torch.__version__} runs code from weights-only files (CVE-2025-32434); update it")
     if version < SAFE_SINCE:
         warnings.warn(
             f"torch {torch.__version__} has a known flaw in its weights-only reader (CVE-2026-24747); "
@@ -210,9 +208,7 @@ def convert_checkpoint(path: Path, *, trust: bool = False) -> Path:
     if not path.is_file():
         raise BadInput(f"there is no checkpoint {path}; name one that exists")
     if target.exists() and "made_from_sha256" not in _facts(target):
-        raise BadInput(
-            f"{target.name} exists beside {path.name} and was not written by casewise inspect --convert; move one away"
-        )
+        raise BadInput(f"{target.name} beside {path.name} is not of casewise inspect --convert; move one away")
     contents = _read_pickle(path, trust=trust)
     facts = None
     if "network_weights" in contents:

@@ -212,9 +212,7 @@ def of_network(network: nn.Module, *, name: str = "module", **options: Any) -> M
     """Wrap a bare network: dimensions from its first convolution, classes from its last."""
     found = [layer for layer in network.modules() if isinstance(layer, tuple(_CONVOLUTIONS))]
     if not found and not {"dimensions", "classes"} <= set(options):
-        raise BadInput(
-            f"{type(network).__name__} has no Conv2d or Conv3d; return Module(network, classes=, dimensions=)"
-        )
+        raise BadInput(f"{type(network).__name__} has no Conv2d or Conv3d; use Module(network, classes=, dimensions=)")
     if found:
         options.setdefault("dimensions", _CONVOLUTIONS.get(type(found[0]), 2))
         options.setdefault("classes", int(found[-1].out_channels))  # type: ignore[arg-type]

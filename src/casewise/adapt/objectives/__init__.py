@@ -71,9 +71,7 @@ def check_named_in_file(name: object, *, typed: str | None, where: str) -> None:
     Importing an address runs code, so a file may name registered objectives only.
     """
     if not isinstance(name, str):
-        raise BadInput(
-            f"{where}: the name of the objective must be a string, got {type(name).__name__}; record it again"
-        )
+        raise BadInput(f"{where}: the objective must be a name, got {type(name).__name__}; record it again")
     if name in OBJECTIVES or name in FORMS or (":" in name and name == typed):
         return
     kind, _, rest = name.partition(":")

@@ -136,9 +136,7 @@ def run_episode(
         ('mirror(x)', 'gamma(0.8,range)')
     """
     if not isinstance(network, nn.Module):
-        raise BadInput(
-            f"run_episode takes a torch.nn.Module, got a {type(network).__name__}; casewise.guard takes both"
-        )
+        raise BadInput(f"run_episode takes a torch.nn.Module, got {type(network).__name__}; casewise.guard takes both")
     how = Adaptation.of(objective, **options)
     if how.is_gradient:
         with Episode(network, image, how, case_id=case_id, forward=forward, predict=predict, head=head) as episode:

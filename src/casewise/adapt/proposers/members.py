@@ -95,9 +95,7 @@ def _reader(name: str, member: Backbone, case: Case) -> Callable[[], Tensor]:
 def _folds(backbone: Backbone) -> dict[str, Backbone]:
     networks = getattr(backbone.network, "members", None)
     if networks is None or len(networks) < 2:
-        raise BadInput(
-            f"members:folds needs an nnU-Net of several folds, {backbone.name} is one network; load more with -f 0,1,2"
-        )
+        raise BadInput(f"members:folds needs several folds, {backbone.name} is one network; load more with -f 0,1,2")
     return {f"fold-{place}": replace(backbone, network=one) for place, one in enumerate(networks)}  # type: ignore[type-var]
 
 

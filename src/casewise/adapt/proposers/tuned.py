@@ -51,9 +51,7 @@ class Tuned:
         _check_named(self.how)
         last = self.names[-1] if self.names else ""
         if not self.shares or any(not 0 < a <= 1 for a in self.shares) or list(self.shares) != sorted(set(self.shares)):
-            raise BadInput(
-                f"states of tuned weights must be rising shares up to 1, such as tuned:1/2,1, got {self.asked!r}"
-            )
+            raise BadInput(f"tuned weights need rising shares up to 1, such as tuned:1/2,1, got {self.asked!r}")
         if last == AVERAGE and self.shares[-1] != 1:
             raise BadInput(f"average needs the state 1 before it, as in tuned:1,average, got {self.asked!r}")
 
@@ -140,9 +138,8 @@ class TunedViews:
             ForwardPass(str(view), partial(read.through, partial(read_view, pipeline, view, self.how.max_slices)))
             for view in views
         ]
-        return TunedEpisode(
-            backbone, passes, replace(self.how, steps=len(passes) + 1), case, read, (), source_weight=0.0
-        )
+        how = replace(self.how, steps=len(passes) + 1)
+        return TunedEpisode(backbone, passes, how, case, read, (), source_weight=0.0)
 
 
 class _Reader:

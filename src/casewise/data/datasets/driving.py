@@ -98,7 +98,7 @@ def acdc_driving(root: Path, *, ambiguous: str = "ignore") -> Cohort:
     images = _images(root)
     if images is None:
         raise BadInput(
-            f"{root} is not ACDC driving: expected [rgb_anon_trainvaltest/]rgb_anon/{{{','.join(CONDITIONS)}}}"
+            f"{root} is not ACDC driving: it needs [rgb_anon_trainvaltest/]rgb_anon/{{{','.join(CONDITIONS)}}}"
         )
     if ambiguous not in ("ignore", "keep"):
         raise BadInput(f"ambiguous must be ignore or keep, got {ambiguous!r}")

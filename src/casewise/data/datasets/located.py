@@ -107,9 +107,7 @@ def _check_inside(found: Iterable[LocatedCase], root: Path) -> None:
 def _of_the_image(found: LocatedCase, label: Mask) -> Mask:
     shape = shape_of(found)
     if label.shape != shape:
-        raise BadInput(
-            f"case {found.id}: the label has shape {label.shape}, the image {shape}; they must share one grid"
-        )
+        raise BadInput(f"case {found.id}: the label has shape {label.shape}, the image {shape}; both need one grid")
     return label
 
 

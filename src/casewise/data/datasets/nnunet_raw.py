@@ -30,9 +30,7 @@ def nnunet_raw(root: Path) -> Cohort:
     An optional ``cases.csv`` beside dataset.json has group, cluster and split, which nnU-Net does not store.
     """
     if not is_nnunet_raw(root):
-        raise BadInput(
-            f"{root} is not an nnU-Net raw dataset: expected dataset.json with imagesTr or imagesTs beside it"
-        )
+        raise BadInput(f"{root} is no nnU-Net raw dataset: expected dataset.json with imagesTr or imagesTs beside it")
     plans = _dataset_json(root / "dataset.json")
     ending, channels = str(plans["file_ending"]), len(plans["channel_names"])
     found = [case for part in SPLITS for case in _part(root, part, ending, channels)]
@@ -80,9 +78,7 @@ def _part(root: Path, part: str, ending: str, channels: int) -> Iterator[Located
         one_color_picture = channels == 3 and len(case.images) == 1 and not is_volume(case.images[0])
         if len(case.images) != channels and not one_color_picture:
             there = ", ".join(path.name for path in case.images)
-            raise BadInput(
-                f"case {case.id}: dataset.json names {pluralize(channels, 'channel')}, images{part} has {there}"
-            )
+            raise BadInput(f"case {case.id}: dataset.json has {pluralize(channels, 'channel')}, images{part} {there}")
         yield LocatedCase(case.id, case.images, (case.label,) if case.label else (), split=SPLITS[part])
 
 

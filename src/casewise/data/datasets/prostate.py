@@ -91,9 +91,7 @@ SITES = ("RUNMC", "BMC", "I2CVB", "UCL", "BIDMC", "HK")
 """The benchmark's letters A to F, in order."""
 
 NAME = re.compile(r"(?P<case>case\d+)(?P<label>_segmentation)?", re.IGNORECASE)
-NOTICE = (
-    "RUNMC overlaps Task05 of the Medical Segmentation Decathlon: do not test a model there that was trained on it."
-)
+NOTICE = "RUNMC overlaps Task05 of the Medical Segmentation Decathlon: do not test a model of Task05 there."
 
 
 def is_saml_prostate(root: Path) -> bool:

@@ -175,9 +175,7 @@ def concerns(found: Mapping[str, Any]) -> list[str]:
     if singles is not None and singles > 0.5:
         said.append(f"the edits are not coherent: in half of the cases {singles:.0%} or more are single voxels")
     if 0.10 not in found["conformal"]["feasible"]:
-        said.append(
-            f"alpha 0.10 cannot be certified: the floor is {found['conformal']['floor']:.3f}; 9 {UNIT[1]} are needed"
-        )
+        said.append(f"alpha 0.10 is out of reach: the floor is {found['conformal']['floor']:.3f}; 9 {UNIT[1]} needed")
     seen = found.get("edit", {})
     if seen.get("judged") is not None and seen["judged"] < LITTLE:
         said.append(judged_sentence(seen["judged"]))

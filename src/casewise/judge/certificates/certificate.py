@@ -103,9 +103,7 @@ def check_certificate(certificate: Certificate, policy: Policy, binding: Binding
         )
     differing = certificate.binding.differences(binding) if certificate.binding and binding else []
     if differing:
-        raise Mismatch(
-            f"the certificate was issued for another {', '.join(differing)}; record, calibrate, certify again"
-        )
+        raise Mismatch(f"the certificate is for another {', '.join(differing)}; record, calibrate, certify again")
 
 
 def new_certificate(
@@ -186,9 +184,7 @@ def read_certificate(path: str | Path) -> Certificate:
     try:
         plain = json.loads(file.read_text())
         if plain["schema"] != SCHEMA:
-            raise Mismatch(
-                f"{file} has certificate schema {plain['schema']}, this casewise reads {SCHEMA}; certify again"
-            )
+            raise Mismatch(f"{file} has schema {plain['schema']}, this casewise reads {SCHEMA}; certify again")
         seal = plain.pop("seal", None)
         if seal != json_sha256(plain):
             raise Refused(f"{file} was changed after it was issued, so it promises nothing; run casewise certify again")

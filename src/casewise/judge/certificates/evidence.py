@@ -81,9 +81,7 @@ def cluster_rows(losses: Floats, clusters: Sequence[Hashable] | None, within: st
     if clusters is None:
         return losses
     if len(clusters) != len(losses):
-        raise BadInput(
-            f"need one cluster per case, got {pluralize(len(clusters), 'cluster')} for {pluralize(len(losses), 'case')}"
-        )
+        raise BadInput(f"need one cluster per case, got {len(clusters)} for {pluralize(len(losses), 'case')}")
     names, number = np.unique(np.asarray([str(name) for name in clusters]), return_inverse=True)
     join = np.mean if within == "mean" else np.max
     return np.stack([join(losses[number == k], axis=0) for k in range(len(names))])

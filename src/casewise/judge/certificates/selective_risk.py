@@ -72,9 +72,7 @@ def selected(
     s, loss = np.asarray(scores, dtype=float), check_losses(losses)
     stream = np.asarray(deployed, dtype=float)
     if s.shape != loss.shape or s.ndim != 1 or not len(s) or not len(stream):
-        raise BadInput(
-            f"need one score and one loss for each {UNIT[0]}, got {s.shape}, {loss.shape} and {stream.shape}"
-        )
+        raise BadInput(f"need one score and one loss per {UNIT[0]}, got {s.shape}, {loss.shape} and {stream.shape}")
     if binary and not np.isin(loss, (0.0, 1.0)).all():
         raise BadInput("binary=True needs losses of 0 or 1, got others; leave out binary")
     cuts = np.unique(np.concatenate([s, stream]))

@@ -115,9 +115,7 @@ class _AmongAll:
     def _value(self, seen: Observation, signals: Signals, name: str) -> float:
         value = signals.get(name)
         if value is None:
-            raise BadInput(
-                f"case {seen.case_id} has no signal {name!r}; show the masks of all candidates (compared), two or more"
-            )
+            raise BadInput(f"case {seen.case_id} has no signal {name!r}; show the masks of all (compared), two or more")
         return float(value)
 
     def _verdict(
@@ -131,9 +129,7 @@ class _AmongAll:
             return Verdict(SOURCE, Action.ROLLBACK, reason=reason, **found)
         if self.cut_high < float("inf"):
             if edit is None:
-                raise BadInput(
-                    f"case {seen.case_id} has no size of its edit; show the masks of all candidates (compared)"
-                )
+                raise BadInput(f"case {seen.case_id} has no size of its edit; show the masks of all (compared)")
             if edit >= self.cut_high:
                 why = f"M0: the edit of {seen.called(state)} ({edit:.4f}) reaches the cut {self.cut_high:.4f}"
                 return Verdict(SOURCE, Action.ROLLBACK, reason=why, **found)

@@ -105,9 +105,7 @@ class Watch:
         """
         for name, value in numbers.items():
             if name not in WATCHED or math.isnan(value):
-                raise BadInput(
-                    f"{name} of case {case_id} must be one of {', '.join(WATCHED)} and must not be NaN, got {value}"
-                )
+                raise BadInput(f"{name} of case {case_id} must be one of {', '.join(WATCHED)} and no NaN, got {value}")
         if case_id in self.decided:
             return self
         decided = (*self.decided, case_id)
