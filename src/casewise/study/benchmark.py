@@ -46,16 +46,15 @@ COLUMNS = (
     Column("method", "Method", text=True),
     Column("metric", "Metric"),
     Column("gain", "Gain over M0 [95 %]", 4, signed=True),
-    Column("captured", "Of the best candidate's gain, %", 0, percent=True),
     Column("helped", "Helped"),
     Column("hurt", "Hurt"),
     Column("hurt_by_a_point", "Hurt by > .01"),
-    Column("hurt_bound", "Patients hurt by > .01, upper 95 % bound, %", 0, percent=True),
+    Column("hurt_bound", "Hurt patients ≤, %", 0, percent=True),
     Column("ha", "HA"),
-    Column("judged", "HA judged, %", 0, percent=True),
+    Column("judged", "Judged, %", 0, percent=True),
     Column("worse_voxels", "Worse voxels"),
     Column("flagged", "Flagged"),
-    Column("forwards", "Forward passes", 1),
+    Column("forwards", "Forwards", 1),
     Column("updates", "Updates", 1),
     Column("seconds", "Seconds", 1),
     Column("promise", "Promise", text=True),
@@ -241,7 +240,7 @@ def decide_all(
                     made.append(_certified(holdout_cases, policy, design, promise, name, evaluation))
             except CasewiseError as error:
                 refused.setdefault(str(error), []).append(name)
-    return tuple(made), tuple(f"{', '.join(names)}: {error}" for error, names in refused.items())
+    return tuple(made), tuple(f"{'; '.join(names)} ({error})" for error, names in refused.items())
 
 
 def _certified(known: Archive, policy: Policy, design: str, promise: Promise, name: str, evaluation: Archive) -> Method:
@@ -452,6 +451,6 @@ def _row(method: Mapping[str, Any]) -> dict[str, Cell]:
     if promise is not None and promise["missed"]:
         words += ", MISSED"
     if any("NO-GO" in str(note) for note in method["notes"]):
-        words = "NO-GO"
+        words = f"NO-GO; {words}".removesuffix("; ")
     took = f" (took {method['took']})" if method["design"] == "default" else ""
     return {**row, "method": method["name"] + took, "promise": words or DASH}
