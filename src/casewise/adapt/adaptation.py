@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from casewise.core.errors import BadInput, UnsafeInput
+from casewise.core.plain import from_plain
 from casewise.core.records import Binding, Policy, State
 from casewise.core.registry import Registry, check_names_no_code
 from casewise.measure.signals.risk import RiskStatistics
@@ -194,22 +195,14 @@ class Adaptation:
         from casewise.adapt.objectives import check_named_in_file
 
         if not isinstance(plain, Mapping):
-            raise BadInput(f"{where} must describe an adaptation by fields, got {type(plain).__name__}; make it again")
+            raise BadInput(f"{where} must describe an adaptation by fields, got {plain!r:.60}; make it again")
         check_named_in_file(plain.get("objective"), typed=typed, where=where)
         check_names_no_code({name: value for name, value in plain.items() if name != "objective"}, where=where)
         if unwritten := [name for name in _KEPT if name in plain]:
             raise UnsafeInput(
                 f"{where} sets {', '.join(unwritten)}, which casewise never writes there; it was edited, make it again"
             )
-        known = plain.get("statistics")
-        values = {**plain, "statistics": None if known is None else RiskStatistics(**known)}
-        try:
-            found = cls(**values)
-        except TypeError as error:
-            raise BadInput(
-                f"these are not the options of an adaptation ({error}); were they recorded with a later casewise?"
-            ) from error
-        return found
+        return from_plain(cls, plain, where)
 
 
 def address_of(objective: Any) -> str:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import json
 import pkgutil
 from collections.abc import Collection, Iterator, Mapping
 from importlib import metadata
@@ -20,6 +19,7 @@ from typing import Any
 from torch import nn
 
 from casewise.core.errors import BadInput, UnsafeInput
+from casewise.core.plain import read_json
 
 GROUP = "casewise.architectures"
 _LIBRARY = "dynamic_network_architectures"
@@ -29,13 +29,7 @@ _IMPORTED = ("conv_op", "norm_op", "dropout_op", "nonlin", "pool_op", "block", "
 
 def read_model_json(path: Path) -> dict[str, Any]:
     """Read a JSON object of a model folder; an empty or broken file raises BadInput."""
-    try:
-        plain = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise BadInput(f"{path} is not readable JSON ({error}); copy the model folder again") from error
-    if not isinstance(plain, dict):
-        raise BadInput(f"{path} should hold a JSON object, got {type(plain).__name__}; copy the model folder again")
-    return plain
+    return read_json(path, "copy the model folder again")
 
 
 def check_nnunet_names(
