@@ -24,7 +24,7 @@ CALIBRATED, OUTSIDE, NO_GO = "calibration case", "not covered by the labelled ca
 
 @dataclass(frozen=True)
 class ContractFinding:
-    """One thing about an image that does not fit the model's training."""
+    """One property of an image that differs from the training images."""
 
     level: str  # "warning" or "refusal"
     what: str  # "spacing", "axes", "intensity", "orientation"
@@ -93,7 +93,7 @@ class PredictedCase:
 
     @property
     def action(self) -> str | None:
-        """What the decision did with the candidates; None without output."""
+        """Action of the decision; None without output."""
         return None if self.decision is None else self.decision.action.value
 
     @property
@@ -102,7 +102,7 @@ class PredictedCase:
         return next((note for sign in (CALIBRATED, OUTSIDE) for note in self.noted(sign)), None)
 
     def noted(self, sign: str) -> tuple[str, ...]:
-        """The notes with this sign about the case itself."""
+        """Return the notes with this sign about the case itself."""
         return tuple(note for note in self.notes if sign in note and not note.startswith(NO_GO))
 
     @property
@@ -120,4 +120,6 @@ class PredictedCase:
         if plain.get("schema") != SCHEMA:
             raise Mismatch(f"the entry has schema {plain.get('schema')!r}, this casewise reads {SCHEMA}; predict again")
         decision = None if not plain.get("decision") else Decision.from_dict(plain["decision"])
-        return from_plain(cls, {**plain, "decision": decision}, "the entry of a predicted case")
+        return from_plain(
+            cls, {**plain, "decision": decision}, "the JSON file of a predicted case", "predict the case again"
+        )

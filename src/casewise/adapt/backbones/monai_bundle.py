@@ -18,20 +18,21 @@ import torch
 from torch import Tensor, nn
 
 from casewise.adapt.backbones import Expectation
-from casewise.adapt.backbones.architectures import read_model_json
 from casewise.adapt.backbones.checkpoints import load_weights
 from casewise.adapt.backbones.module import Inferer, Module
 from casewise.core.errors import BadInput, MissingExtra, UnsafeInput
+from casewise.core.plain import read_json
 from casewise.core.registry import Registry
 
 NETWORKS = Registry("MONAI network", {name: name for name in ("SwinUNETR", "UNet", "SegResNet", "BasicUNet", "UNETR")})
 WEIGHTS = ("model.safetensors", "model.pth", "model.pt")
+WINDOWS_AT_ONCE = 4
 SAFE_SINCE = (1, 5, 2)  # CVE-2025-58756, GHSA-89gg-p5r5-q6r4 and CVE-2026-21851 are fixed here
 
 
 def load_network_folder(folder: Path, *, weights: Path | None, device: str, trust: bool) -> Module:
     """Build the network that ``network.json`` names and load its weights."""
-    plain = read_model_json(folder / "network.json")
+    plain = read_json(folder / "network.json")
     for key in ("network", "arguments", "window"):
         if key not in plain:
             raise BadInput(f"{folder / 'network.json'} needs {key}; see docs/how-to/monai.md")
@@ -60,16 +61,14 @@ def load_bundle(folder: Path, *, device: str, trust_bundle: bool, trust: bool) -
     Images are expected on the grid and in the value range that the preprocessing of the bundle would give.
     """
     if not trust_bundle:
-        raise UnsafeInput(
-            f"{folder.name} is a MONAI bundle, and a bundle is code; pass --trust bundle if you trust its author"
-        )
+        raise UnsafeInput(f"{folder.name} is a MONAI bundle, thus code; if you trust its author: --trust bundle")
     parser = _monai().bundle.ConfigParser()
     parser.read_config(str(folder / "configs" / "inference.json"))
     parser.read_meta(str(folder / "configs" / "metadata.json"))
     parser["bundle_root"] = str(folder)
     network: nn.Module = parser.get_parsed_content("network_def")
     load_weights(network, _weights_in(folder / "models"), trust=trust)
-    data = read_model_json(folder / "configs" / "metadata.json")["network_data_format"]
+    data = read_json(folder / "configs" / "metadata.json")["network_data_format"]
     image, output = data["inputs"]["image"], data["outputs"]["pred"]
     inferer = parser.get("inferer", {})
     window = inferer.get("roi_size") if isinstance(inferer, Mapping) else None
@@ -103,12 +102,12 @@ def _module(
     )
 
 
-def sliding_window(window: Sequence[int], *, overlap: float = 0.25, batch: int = 4) -> Inferer:
+def sliding_window(window: Sequence[int], *, overlap: float = 0.25) -> Inferer:
     """Return an inferer that uses MONAI's sliding window with Gaussian weights."""
 
     def infer(network: nn.Module, whole: Tensor) -> Tensor:
         logits: Tensor = _monai().inferers.sliding_window_inference(
-            whole, tuple(window), batch, network, overlap=overlap, mode="gaussian"
+            whole, tuple(window), WINDOWS_AT_ONCE, network, overlap=overlap, mode="gaussian"
         )
         return logits
 
