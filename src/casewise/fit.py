@@ -26,7 +26,7 @@ from casewise.archive.store import Archive, open_archive
 from casewise.core.durable import file_lock, sweep, write_durably, write_json
 from casewise.core.errors import BadInput, Mismatch, Refused, TooFewCases
 from casewise.core.formats import json_text
-from casewise.core.plain import read_json
+from casewise.core.json_records import read_json
 from casewise.core.records import CALIBRATION, Case, Mask, Policy
 from casewise.core.text import pluralize
 from casewise.data.folders import CaseFiles

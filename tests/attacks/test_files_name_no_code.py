@@ -20,7 +20,7 @@ from casewise.archive.verify import verify
 from casewise.core.durable import json_sha256
 from casewise.core.errors import BadInput, CasewiseError, UnsafeInput
 from casewise.core.formats import json_text
-from casewise.core.plain import from_plain, read_json
+from casewise.core.json_records import from_plain, read_json
 from casewise.core.prediction_record import PredictedCase
 from casewise.core.records import Action, Binding, Decision, Policy, State
 from casewise.core.registry import addresses_in, check_names_no_code

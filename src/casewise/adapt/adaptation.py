@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from casewise.core.errors import BadInput, UnsafeInput
-from casewise.core.plain import from_plain
+from casewise.core.json_records import from_plain
 from casewise.core.records import Binding, Policy, State
 from casewise.core.registry import Registry, check_names_no_code
 from casewise.measure.signals.risk import RiskStatistics

@@ -25,7 +25,7 @@ from casewise.adapt.snapshot import tensors_of
 from casewise.core.durable import file_sha256, json_sha256, replacing
 from casewise.core.errors import BadInput, Mismatch
 from casewise.core.formats import json_text
-from casewise.core.plain import from_plain, read_json
+from casewise.core.json_records import from_plain, read_json
 
 FOLDS, FAILED, ENDING = "folds.json", ".failed.json", ".safetensors"
 

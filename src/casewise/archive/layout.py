@@ -36,11 +36,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from casewise.core import plain
+from casewise.core import json_records
 from casewise.core.durable import json_sha256, replacing
 from casewise.core.errors import BadInput, DamagedArchive, UnsafeInput
 from casewise.core.formats import npy_array
-from casewise.core.plain import from_plain
+from casewise.core.json_records import from_plain
 from casewise.core.records import Mask, Signals, State, check_case_id
 
 SCHEMA = 3
@@ -226,7 +226,7 @@ def decode_extras(arrays: Mapping[str, NDArray[Any]], masks: Mapping[Any, Mask])
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object of an archive; an error names the damaged file."""
     try:
-        return plain.read_json(path, "restore it or record the case again")
+        return json_records.read_json(path, "restore it or record the case again")
     except FileNotFoundError:
         raise DamagedArchive(f"{path} is missing; {path.parent} may not be an archive; record or import one") from None
     except (BadInput, OSError) as error:

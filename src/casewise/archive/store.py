@@ -31,7 +31,7 @@ from casewise.archive.write_case import sweep, write_case, write_ladder
 from casewise.core.durable import file_lock, text_sha256, write_json
 from casewise.core.errors import BadInput, DamagedArchive, Locked, Mismatch
 from casewise.core.formats import json_text
-from casewise.core.plain import from_plain
+from casewise.core.json_records import from_plain
 from casewise.core.records import (
     EVALUATION,
     Binding,
@@ -512,9 +512,9 @@ def open_archive(path: str | Path, *, ladder: str | None = None) -> Archive:
     if manifest.get("schema") != layout.SCHEMA:
         raise Mismatch(f"{path} has archive schema {manifest.get('schema')}, this casewise reads {layout.SCHEMA}")
     try:
-        from_plain(Manifest, manifest, str(path / layout.MANIFEST))
+        from_plain(Manifest, manifest, str(path / layout.MANIFEST), "restore it or record again")
     except BadInput as error:
-        raise DamagedArchive(f"{error}; restore it or record again") from error
+        raise DamagedArchive(str(error)) from error
     names = named_ladders(manifest)
     if not names:
         raise DamagedArchive(f"{path / layout.MANIFEST} names no ladder; restore it or record again")

@@ -219,7 +219,7 @@ def _model_kind(path: Path) -> str | None:
 
 def _describe_model(path: Path, kind: str, *, as_json: bool) -> None:
     """Describe a model folder without loading the model."""
-    from casewise.core.plain import read_json
+    from casewise.core.json_records import read_json
 
     facts: dict[str, Any] = {"path": path, "kind": kind}
     if kind == "nnU-Net model":

@@ -11,7 +11,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from casewise.core.errors import BadInput, Mismatch
-from casewise.core.plain import from_plain
+from casewise.core.json_records import from_plain
 from casewise.core.records import DONE, FAILED, FALLBACK, Decision, Signals, check_case_id
 
 SCHEMA = 2

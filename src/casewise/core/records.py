@@ -19,7 +19,7 @@ from typing import Any, Protocol, runtime_checkable
 from numpy.typing import NDArray
 
 from casewise.core.errors import BadInput
-from casewise.core.plain import from_plain
+from casewise.core.json_records import from_plain
 from casewise.core.text import brief, pluralize
 
 Mask = NDArray[Any]

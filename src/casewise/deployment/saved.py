@@ -16,7 +16,7 @@ from casewise.adapt.adaptation import proposers_of
 from casewise.adapt.model import Model, device_of
 from casewise.core.durable import file_sha256, json_sha256, write_json
 from casewise.core.errors import BadInput, Mismatch, Refused, UnsafeInput
-from casewise.core.plain import from_plain, read_json
+from casewise.core.json_records import from_plain, read_json
 from casewise.core.records import Policy
 from casewise.core.registry import addresses_in
 from casewise.deployment import Deployment

@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from casewise.core.errors import BadInput
-from casewise.core.plain import from_plain
+from casewise.core.json_records import from_plain
 from casewise.core.records import SOURCE, Action, Decision, Mask
 from casewise.core.text import UNIT, pluralize
 

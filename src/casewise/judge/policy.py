@@ -11,7 +11,7 @@ from typing import Any
 
 from casewise.core.durable import json_sha256, write_json
 from casewise.core.errors import BadInput, Mismatch, Overlap, Refused, UnsafeInput
-from casewise.core.plain import from_plain, read_json
+from casewise.core.json_records import from_plain, read_json
 from casewise.core.records import EVALUATION, Binding, Controller, Policy
 from casewise.core.registry import Registry, check_names_no_code, from_address
 from casewise.data.splits import Clustered, check_disjoint, cluster_of, clusters_of

@@ -26,7 +26,7 @@ from casewise.archive.layout import image_sha256, mask_sha256
 from casewise.core.durable import file_sha256, json_sha256, sweep, write_json
 from casewise.core.errors import BadInput, CasewiseError, Mismatch, NotFinite, TooFewCases, in_one_line
 from casewise.core.formats import json_text
-from casewise.core.plain import from_plain, read_json
+from casewise.core.json_records import from_plain, read_json
 from casewise.core.records import Case, Mask
 from casewise.core.seeds import seed_of
 from casewise.core.text import pluralize

@@ -23,7 +23,7 @@ from casewise.core.chain import Chain
 from casewise.core.durable import file_sha256, json_sha256, write_durably
 from casewise.core.errors import CasewiseError, Refused
 from casewise.core.formats import json_bytes
-from casewise.core.plain import read_json
+from casewise.core.json_records import read_json
 from casewise.core.prediction_record import PredictedCase
 from casewise.core.records import Decision
 from casewise.core.text import pluralize

@@ -16,7 +16,7 @@ import pandas as pd
 
 from casewise.archive.store import Archive
 from casewise.core.errors import BadInput, CasewiseError, TooFewCases
-from casewise.core.plain import from_plain, read_json
+from casewise.core.json_records import from_plain, read_json
 from casewise.core.records import SOURCE, Mask
 from casewise.core.text import pluralize
 from casewise.data.pairs import Pair, find_pairs, read_pair

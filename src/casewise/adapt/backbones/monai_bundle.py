@@ -21,7 +21,7 @@ from casewise.adapt.backbones import Expectation
 from casewise.adapt.backbones.checkpoints import load_weights
 from casewise.adapt.backbones.module import Inferer, Module
 from casewise.core.errors import BadInput, MissingExtra, UnsafeInput
-from casewise.core.plain import read_json
+from casewise.core.json_records import read_json
 from casewise.core.registry import Registry
 
 NETWORKS = Registry("MONAI network", {name: name for name in ("SwinUNETR", "UNet", "SegResNet", "BasicUNet", "UNETR")})

@@ -28,7 +28,7 @@ from casewise.adapt.logits import at_resolution
 from casewise.adapt.snapshot import fingerprint
 from casewise.core.durable import json_sha256
 from casewise.core.errors import BadInput, MissingExtra, in_one_line
-from casewise.core.plain import read_json
+from casewise.core.json_records import read_json
 from casewise.core.records import Case, Mask
 from casewise.data import nifti, pictures
 from casewise.data.folders import CaseFiles

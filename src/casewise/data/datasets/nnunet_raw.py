@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from casewise.core.errors import BadInput
-from casewise.core.plain import read_json
+from casewise.core.json_records import read_json
 from casewise.core.text import pluralize
 from casewise.data.datasets.located import LocatedCase, cohort_of
 from casewise.data.datasets.plain import read_plain_label

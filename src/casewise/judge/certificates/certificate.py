@@ -18,7 +18,7 @@ from casewise.archive.store import Archive
 from casewise.core.durable import json_sha256, write_json
 from casewise.core.errors import BadInput, CasewiseError, Mismatch, Refused
 from casewise.core.formats import json_text
-from casewise.core.plain import from_plain, read_json
+from casewise.core.json_records import from_plain, read_json
 from casewise.core.prediction_record import OUTSIDE
 from casewise.core.records import Binding, Decision, Policy
 from casewise.core.registry import check_names_no_code

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from casewise.core.errors import BadInput
-from casewise.core.plain import from_plain
+from casewise.core.json_records import from_plain
 from casewise.core.records import SOURCE, Action, Controller, Decision, Mask, Observation, State, Verdict, deployed
 from casewise.judge.controllers.depth import TURNS, last_before_turn
 from casewise.judge.controllers.metadata import Metadata, metadata_of, needed, value_at

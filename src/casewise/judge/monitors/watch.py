@@ -25,7 +25,7 @@ import numpy as np
 from casewise.archive.store import Archive
 from casewise.core.durable import file_lock, write_json
 from casewise.core.errors import BadInput, CasewiseError, Mismatch, Refused
-from casewise.core.plain import from_plain, read_json
+from casewise.core.json_records import from_plain, read_json
 from casewise.core.records import Decision, Policy
 from casewise.core.registry import Registry, check_names_no_code
 from casewise.data.splits import cluster_of
