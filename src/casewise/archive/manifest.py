@@ -20,7 +20,7 @@ from casewise.core.records import Binding
 
 
 @dataclass(frozen=True)
-class Ladder:
+class LadderFacts:
     """What the manifest says about a ladder."""
 
     binding: Binding
@@ -44,7 +44,7 @@ class Manifest:
     schema: int
     software: Mapping[str, str] = field(default_factory=dict)
     cases: Mapping[str, Sealed] = field(default_factory=dict)
-    ladders: Mapping[str, Ladder] = field(default_factory=dict)
+    ladders: Mapping[str, LadderFacts] = field(default_factory=dict)
     binding: Binding | None = None
     steps: int = 0
     configuration: Mapping[str, Any] = field(default_factory=dict)
