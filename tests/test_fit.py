@@ -18,7 +18,8 @@ from worlds.discs import disc, eroding_model
 import casewise
 from casewise.adapt.networks import phantom_cardiac
 from casewise.adapt.snapshot import fingerprint
-from casewise.core.errors import BadInput, Mismatch, TooFewCases, UnsafeInput
+from casewise.core.durable import file_lock
+from casewise.core.errors import BadInput, Mismatch, Refused, TooFewCases, UnsafeInput
 from casewise.data.phantom import cardiac_cohort
 from casewise.deployment.saved import DEPLOYMENT, is_deployment
 from casewise.fit import labelled_cases
@@ -121,6 +122,12 @@ def test_a_deployment_remembers_its_measures(fitted, tmp_path):
         assert "6 labelled patients" in lv["why"]
     with pytest.raises(BadInput, match="no label is called 'spleen'"):
         casewise.fit(model, *hearts(2), measures=[measure("s", "volume(spleen)")])
+
+
+def test_a_second_fit_into_the_same_folder_is_refused_while_the_first_one_runs(tmp_path):
+    images, labels = hearts(4)
+    with file_lock(tmp_path / "lock"), pytest.raises(Refused, match="another fit writes to"):
+        casewise.fit(phantom_cardiac(), images, labels, out=tmp_path, views="light", learn=False, jobs=1)
 
 
 def test_three_patients_are_too_few_to_learn_and_that_is_said():

@@ -24,8 +24,9 @@ from casewise.adapt.proposers import named_proposal
 from casewise.adapt.tuned_weights import read_tuned_folder
 from casewise.archive.store import Archive, open_archive
 from casewise.core.durable import file_lock, sweep, write_durably, write_json
-from casewise.core.errors import BadInput, Mismatch, TooFewCases
+from casewise.core.errors import BadInput, Mismatch, Refused, TooFewCases
 from casewise.core.formats import json_text
+from casewise.core.json_records import read_json
 from casewise.core.records import CALIBRATION, Case, Mask, Policy
 from casewise.core.text import pluralize
 from casewise.data.folders import CaseFiles
@@ -150,8 +151,7 @@ def fit(
     chosen = _choices(backbone, cases, views, metric)
     declared = read_measures(Path(measures)) if isinstance(measures, (str, Path)) else tuple(measures)
     if not declared and (folder / MEASURES).is_file():
-        stored = json.loads((folder / MEASURES).read_text(encoding="utf-8"))
-        declared = DeployedMeasures.from_dict(stored).declared
+        declared = DeployedMeasures.from_dict(read_json(folder / MEASURES)).declared
         kept = ", ".join(one.name for one in declared)
         notes.append(f"measures of the earlier fit are kept: {kept}; choose another folder to fit without them")
     check_names(declared, {value: str(name) for value, name in backbone.labels.items() if value})
@@ -161,7 +161,9 @@ def fit(
         "promise": None if promise is None else [promise, loss, margin], "learning_curve": learning_curve,
     }  # fmt: skip
     folder.mkdir(parents=True, exist_ok=True)
-    with file_lock(folder / "lock", wait=False):
+    with file_lock(folder / "lock", wait=False) as own:
+        if own is None:
+            raise Refused(f"another fit writes to {folder}; wait for it, or choose another folder")
         sweep(folder)  # what a killed run left half-written
         _check_plan(folder, options)
         work = _Fit(
@@ -505,7 +507,7 @@ def _check_plan(folder: Path, options: Mapping[str, Any]) -> None:
     file = folder / PLAN
     plain = json.loads(json_text(dict(options)))
     if file.is_file():
-        there = json.loads(file.read_text(encoding="utf-8"))
+        there = read_json(file)
         wrong = [name for name in plain if there.get(name) != plain[name]]
         if wrong:
             raise Mismatch(

@@ -1,4 +1,4 @@
-"""A record from a file names registered things only: an address planted in any field of any record runs nothing."""
+"""Records from files: an address planted in any field of any record runs nothing, and a wrong type is one sentence."""
 
 from __future__ import annotations
 
@@ -13,13 +13,18 @@ import pytest
 
 from casewise.adapt.adaptation import Adaptation, proposers_of
 from casewise.adapt.probes import probes_of
+from casewise.archive.layout import Entry
+from casewise.archive.layout import read_json as read_archive_json
 from casewise.archive.store import create_archive, open_archive
 from casewise.archive.verify import verify
 from casewise.core.durable import json_sha256
 from casewise.core.errors import BadInput, CasewiseError, UnsafeInput
 from casewise.core.formats import json_text
-from casewise.core.records import Binding, Policy
+from casewise.core.json_records import from_plain, read_json
+from casewise.core.prediction_record import PredictedCase
+from casewise.core.records import Action, Binding, Decision, Policy, State
 from casewise.core.registry import addresses_in, check_names_no_code
+from casewise.deployment.saved import read_description
 from casewise.judge.certificates.certificate import Certificate, read_certificate, write_certificate
 from casewise.judge.monitors.audits import Audit
 from casewise.judge.monitors.watch import Watch, read_watch, write_watch
@@ -178,3 +183,115 @@ def test_what_was_typed_may_stand_in_a_file() -> None:
     check_names_no_code({"controller": "mine:Own"}, where="the file", typed=("mine:Own",))
     with pytest.raises((UnsafeInput, BadInput)):
         check_names_no_code({"controller": "mine:Own"}, where="the file", typed=("mine:Other",))
+
+
+# ---- values of another type, and files that are no JSON ----
+
+ODD: tuple[Any, ...] = (None, -1, 10**30, 0.5, True, "x", "inf", [], [[[]]], {}, {"a": {"b": [1]}})
+
+
+def spoiled(plain: Any) -> Iterator[Any]:
+    """The record with each value replaced by an odd one, another at each place, or left out."""
+    items = list(plain.items() if isinstance(plain, dict) else enumerate(plain) if isinstance(plain, list) else ())
+    for place, (key, value) in enumerate(items):
+        for part in (*spoiled(value), *(ODD * 2)[3 * place % len(ODD) :][:1]):
+            copy = dict(plain) if isinstance(plain, dict) else list(plain)
+            copy[key] = part
+            yield copy
+        if isinstance(plain, dict):
+            yield {name: part for name, part in items if name != key}
+
+
+def taken_or_refused(use: Callable[[Any], Any], plain: Any) -> bool:
+    """True if it was refused in a sentence; an error of another kind fails the test."""
+    try:
+        use(plain)
+    except CasewiseError:
+        return True
+    return False
+
+
+def deployment_file(plain: Any) -> None:
+    content = {name: value for name, value in plain.items() if name != "sha256"}
+    Path("deployment.json").write_text(json.dumps({**content, "sha256": json_sha256(content)}))
+    read_description(Path())
+
+
+def manifest_file(plain: Any) -> None:
+    Path("manifest.json").write_text(json.dumps(plain))
+    open_archive(".")
+
+
+DECISION = Decision("a", Action.KEEP, State(2, 0.5), 2, "router", value=0.1, accepted=(1, 2), quality=0.9)
+MORE: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
+    "an entry of an archive": (
+        lambda: Entry("a", (4, 4), spacing_mm=(1.0, 1.0), states=(State(0),), diagnostics=({"loss": 1.0},)).as_dict(),
+        Entry.from_dict,
+    ),
+    "an entry of a prediction": (
+        lambda: PredictedCase("a", "done", DECISION, signals={"0": {"delta": 0.0, "msp": None}}).as_dict(),
+        PredictedCase.from_dict,
+    ),
+    "a deployment": (
+        lambda: {
+            "schema": 1,
+            "model": {"fingerprint": "f", "name": "n"},
+            "contract": "refuse",
+            "force": False,
+            "max_ram": None,
+            "files": {"policy.json": "h"},
+        },
+        deployment_file,
+    ),
+    "a manifest": (
+        lambda: {
+            "schema": 3,
+            "ladders": {"one": {"binding": asdict(Binding("m", "o", "l", "w")), "steps": 1, "configuration": {}}},
+            "cases": {"a": {"sha256": "h", "split": None, "ladders": {"one": "h"}}},
+        },
+        manifest_file,
+    ),
+}
+
+
+@pytest.mark.parametrize("record", [*RECORDS, *MORE])
+def test_a_value_of_another_type_is_refused_in_a_sentence(record: str) -> None:
+    make, use = {**RECORDS, **MORE}[record]
+    plain = json.loads(json.dumps(make()))
+    refused = [taken_or_refused(use, one) for one in spoiled(plain)]
+    assert sum(refused) > len(refused) / 3
+
+
+CONTENTS = {
+    "empty": b"",
+    "half": b'{"schema": 2, "na',
+    "a list": b"[]",
+    "nested too deeply for Python": b'{"schema":' + b"[" * 100_000,
+    "nested deeply": b'{"schema": 2, "options": ' + b"[" * 300 + b"]" * 300 + b"}",
+    "a number of ten thousand digits": b'{"schema": ' + b"9" * 10_000 + b"}",
+    "no text": b"\xff\xfe\x00\xd8\x00",
+}
+READERS: tuple[Callable[[Path], Any], ...] = (read_policy, read_certificate, read_watch, read_archive_json, read_json)
+
+
+@pytest.mark.parametrize("content", CONTENTS.values(), ids=CONTENTS)
+def test_what_is_no_json_object_is_refused_by_every_reader(content: bytes, tmp_path: Path) -> None:
+    file = tmp_path / "file.json"
+    file.write_bytes(content)
+    for reader in READERS:
+        with pytest.raises(CasewiseError, match=r"file\.json"):
+            reader(file)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_every_encoding_of_an_editor_is_read(encoding: str, tmp_path: Path) -> None:
+    (tmp_path / "file.json").write_bytes('{\r\n"name": "Ärzte"\r\n}'.encode(encoding))
+    assert read_json(tmp_path / "file.json") == {"name": "Ärzte"}
+
+
+def test_what_a_record_says_is_what_was_written() -> None:
+    assert PredictedCase.from_dict(json.loads(json.dumps(MORE["an entry of a prediction"][0]()))).decision == DECISION
+    with pytest.raises(BadInput, match=r"the file: step must be int, got True; try again"):
+        from_plain(State, {"step": True}, "the file", "try again")
+    with pytest.raises(BadInput, match="the file has an unknown field 'x'"):
+        from_plain(State, {"step": 1, "x": 2}, "the file")

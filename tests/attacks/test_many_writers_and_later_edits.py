@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +18,22 @@ import nibabel
 import numpy as np
 import pytest
 from typer.testing import CliRunner
+from worlds.discs import disc, eroding_model
 
+from casewise.adapt.adaptation import Adaptation
 from casewise.archive import store
 from casewise.archive.verify import verify
 from casewise.core.chain import Chain
 from casewise.core.durable import TEMPORARY, file_lock, replacing, sweep
-from casewise.core.errors import Refused
+from casewise.core.errors import Mismatch, Refused
 from casewise.core.prediction_record import PredictedCase
 from casewise.core.records import Binding, Case, Trajectory
 from casewise.data.folders import CaseFiles
+from casewise.run.local import LocalEngine, Result
 from casewise.run.predict_case import PredictCase
 from casewise.run.predict_folder import claimed
 from casewise.run.prediction_folder import verify_predictions
+from casewise.run.record_folder import RecordCase, record_folder
 
 MODEL = "casewise.adapt.networks:phantom_cardiac"
 
@@ -323,3 +328,22 @@ def test_ladders_that_begin_at_once_on_one_new_archive_are_all_kept(
     assert sorted(found.ladders) == [f"l{number}" for number in range(6)]
     assert verify(tmp_path / "a") == []
     assert sorted(found.manifest["cases"]["c"]["ladders"]) == sorted(found.ladders)
+
+
+@pytest.mark.parametrize(("changed", "image", "label"), [("", 0, 0), ("image", 1, 0), ("label", 0, 1)])
+def test_a_recorded_case_whose_image_or_label_changed_is_refused(
+    changed: str, image: int, label: int, tmp_path: Path
+) -> None:
+    """The candidates and the label that were recorded would be taken for those of the new files."""
+
+    def record(image: int, label: int) -> list[Result]:
+        cases = {"c": Case("c", disc(image, 2, 24)[0], cluster="p")}
+        work = RecordCase(
+            eroding_model(), {"one": Adaptation("tent", 0.05, steps=1)}, cases, {"c": disc(label, 2, 24)[1]}
+        )
+        return list(record_folder(work, LocalEngine(), tmp_path / "a")[1])
+
+    assert record(0, 0)[0].error is None
+    with pytest.raises(Mismatch, match=f"the {changed} of case c changed") if changed else nullcontext():
+        assert record(image, label) == []
+    assert verify(tmp_path / "a") == []

@@ -59,7 +59,7 @@ def test_a_policy_is_found_in_the_folder_that_holds_it(archive, tmp_path):
 @pytest.mark.parametrize("content", ["{", "[]", "{}", '{"schema": 2, "name": "x"}', "\x00"])
 def test_a_file_that_is_no_policy_is_refused(tmp_path, content):
     (tmp_path / "policy.json").write_text(content)
-    with pytest.raises(BadInput, match="is not a policy"):
+    with pytest.raises((BadInput, Mismatch), match=r"policy\.json"):
         read_policy(tmp_path)
 
 
@@ -98,7 +98,7 @@ def test_another_case_of_a_calibration_patient_is_refused_by_the_patients_name(a
 
 
 def test_a_design_that_was_not_calibrated_makes_no_controller():
-    with pytest.raises(BadInput, match="'cardiac' is not calibrated"):
+    with pytest.raises(BadInput, match=r"'cardiac' lacks .*; run casewise calibrate first"):
         controller_of(READY["cardiac"])
     with pytest.raises(UnknownName, match="Did you mean 'cardiac'"):
         READY["cardic"]
@@ -144,7 +144,7 @@ def test_an_edited_cut_point_is_noticed(archive, tmp_path):
 NONSENSE = {
     "steps 1e9": (lambda policy: replace(policy, steps=10**9), r"has 1000000000 steps, .* from 0 to 1000"),
     "steps below 0": (lambda policy: replace(policy, steps=-1), "has -1 steps"),
-    "steps in parts": (lambda policy: replace(policy, steps=2.5), "has 2.5 steps"),
+    "steps in parts": (lambda policy: replace(policy, steps=2.5), "steps must be int, got 2.5"),
     "no binding": (lambda policy: replace(policy, binding=None), "its binding does not say which model"),
     "hard cases kept": (
         lambda policy: replace(policy, options={**policy.options, "hard": {"action": "depth", "depth": 1}}),

@@ -151,7 +151,7 @@ def test_a_watch_of_another_calibration_is_refused(site):
 
 def test_a_damaged_state_says_so(tmp_path):
     (tmp_path / "w.json").write_text("[]")
-    with pytest.raises(BadInput, match="is not a watch"):
+    with pytest.raises(BadInput, match=r"w\.json should hold a JSON object, got list; start a new one"):
         read_watch(tmp_path / "w.json")
 
 

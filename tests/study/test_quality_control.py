@@ -131,7 +131,7 @@ def test_a_bound_without_named_patients_says_that_it_counts_cases(raters, tmp_pa
 
 def test_a_quality_file_that_is_none_is_refused(tmp_path):
     (tmp_path / "quality.json").write_text("{half")
-    with pytest.raises(BadInput, match="is no quality"):
+    with pytest.raises(BadInput, match="run casewise qc"):
         read_quality(tmp_path / "quality.json")
 
 

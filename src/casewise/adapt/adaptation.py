@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from casewise.core.errors import BadInput, UnsafeInput
+from casewise.core.json_records import from_plain
 from casewise.core.records import Binding, Policy, State
 from casewise.core.registry import Registry, check_names_no_code
 from casewise.measure.signals.risk import RiskStatistics
@@ -185,20 +186,12 @@ class Adaptation:
         from casewise.adapt.objectives import check_named_in_file
 
         if not isinstance(plain, Mapping):
-            raise BadInput(
-                f"{where} must describe an adaptation by fields, got {type(plain).__name__}; record it again"
-            )
+            raise BadInput(f"{where} must describe an adaptation by fields, got {plain!r:.60}; record it again")
         check_named_in_file(plain.get("objective"), typed=typed, where=where)
         check_names_no_code({name: value for name, value in plain.items() if name != "objective"}, where=where)
         if unwritten := [name for name in _KEPT if name in plain]:
             raise UnsafeInput(f"{where} sets {', '.join(unwritten)}, which casewise never writes; record it again")
-        known = plain.get("statistics")
-        values = {**plain, "statistics": None if known is None else RiskStatistics(**known)}
-        try:
-            found = cls(**values)
-        except TypeError as error:
-            raise BadInput(f"unknown options of an adaptation ({error}); from a later casewise?") from error
-        return found
+        return from_plain(cls, plain, where, "record it again")
 
 
 def address_of(objective: Any) -> str:

@@ -25,6 +25,7 @@ from casewise.adapt.snapshot import tensors_of
 from casewise.core.durable import file_sha256, json_sha256, replacing
 from casewise.core.errors import BadInput, Mismatch
 from casewise.core.formats import json_text
+from casewise.core.json_records import from_plain, read_json
 
 FOLDS, FAILED, ENDING = "folds.json", ".failed.json", ".safetensors"
 
@@ -86,10 +87,8 @@ class TunedWeights:
             with safe_open(path, framework="pt") as file:
                 said = json.loads((file.metadata() or {})["casewise"])
                 values = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            for name in ("trained_on", "left_out"):
-                said[name] = tuple(map(str, said[name]))
-            return cls(values, **said)
-        except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+            return from_plain(cls, {**said, "values": values}, path.name)
+        except (SafetensorError, OSError, KeyError, TypeError, ValueError, RecursionError) as error:
             raise BadInput(f"{path.name} has no tuned weights ({error}); fit again, or restore the file") from error
 
 
@@ -144,6 +143,14 @@ def lent_weights(network: nn.Module, tuned: TunedWeights, share: float = 1.0) ->
             tensors[name].data = value
 
 
+@dataclass(frozen=True)
+class FailedFold:
+    """A fold whose training failed."""
+
+    left_out: tuple[str, ...]
+    reason: str
+
+
 @dataclass(frozen=True, eq=False)
 class TunedFolder:
     """The tuned weights of every fold, and the reasons of folds that failed."""
@@ -193,10 +200,10 @@ def read_tuned_folder(folder: str | Path) -> TunedFolder:
 @functools.lru_cache(maxsize=2)
 def _read(files: tuple[Path, ...], changed: tuple[int, ...], place: Path) -> TunedFolder:
     weights = [file for file in files if file.name.endswith(ENDING)]
-    reasons = [json.loads(file.read_text()) for file in files if file.name.endswith(FAILED)]
+    reasons = [from_plain(FailedFold, read_json(file), file.name) for file in files if file.name.endswith(FAILED)]
     if not weights:
-        why = f": {reasons[0]['reason']}" if reasons else ""
+        why = f": {reasons[0].reason}" if reasons else ""
         raise BadInput(f"{place.name} holds no tuned weights{why}; tune the model first (casewise fit)")
-    failed = {patient: str(one["reason"]) for one in reasons for patient in one["left_out"]}
+    failed = {patient: one.reason for one in reasons for patient in one.left_out}
     sha256 = json_sha256({file.name: file_sha256(file) for file in weights})
     return TunedFolder(tuple(map(TunedWeights.read, weights)), failed, sha256)

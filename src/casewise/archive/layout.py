@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import json
 import math
 import re
 import zipfile
@@ -37,9 +36,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from casewise.core import json_records
 from casewise.core.durable import json_sha256, replacing
 from casewise.core.errors import BadInput, DamagedArchive, UnsafeInput
-from casewise.core.formats import npy_array, numbered
+from casewise.core.formats import npy_array
+from casewise.core.json_records import from_plain
 from casewise.core.records import Mask, Signals, State, check_case_id
 
 SCHEMA = 3
@@ -103,17 +104,9 @@ class Entry:
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> Entry:
         """The inverse of :meth:`as_dict`."""
-        values = dict(plain)
-        check_case_id(values["id"])
-        for name in ("shape", "seconds", "diagnostics"):
-            values[name] = tuple(numbered(values[name]))
-        values["states"] = tuple(State(**state) for state in values["states"])
-        for name in ("rungs", "trained_on"):
-            values[name] = tuple(values.get(name, ()))
-        values["spent"] = {name: tuple(numbered(pair)) for name, pair in dict(values.get("spent", {})).items()}
-        values["appearance"] = {name: float(one) for name, one in dict(values.get("appearance", {})).items()}
-        values["spacing_mm"] = None if values["spacing_mm"] is None else tuple(values["spacing_mm"])
-        return cls(**values)
+        entry = from_plain(cls, plain, "entry.json")
+        check_case_id(entry.id)
+        return entry
 
 
 _ONLY_SOME = ("ladder", "rungs", "spent", "fold", "trained_on", "appearance")
@@ -233,14 +226,11 @@ def decode_extras(arrays: Mapping[str, NDArray[Any]], masks: Mapping[Any, Mask])
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object of an archive; an error names the damaged file."""
     try:
-        content = json.loads(path.read_text())
+        return json_records.read_json(path, "restore it or record the case again")
     except FileNotFoundError:
         raise DamagedArchive(f"{path} is missing; {path.parent} may not be an archive; record or import one") from None
-    except (ValueError, OSError) as error:
-        raise DamagedArchive(f"{path} cannot be read as JSON ({error}); restore it or record the case again") from error
-    if not isinstance(content, dict):
-        raise DamagedArchive(f"{path} must have a JSON object, got {type(content).__name__}")
-    return content
+    except (BadInput, OSError) as error:
+        raise DamagedArchive(str(error)) from error
 
 
 def measure_words(*, min_area: int, foreground: bool, connectivity: str = "face") -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import platform
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,37 @@ from casewise.core.durable import write_json
 from casewise.core.errors import BadInput, Mismatch
 from casewise.core.formats import json_text
 from casewise.core.records import Binding
+
+
+@dataclass(frozen=True)
+class LadderFacts:
+    """What the manifest says about a ladder."""
+
+    binding: Binding
+    steps: int
+    configuration: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Sealed:
+    """The hashes of a case and of its ladders."""
+
+    sha256: str
+    split: str | None = None
+    ladders: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The fields of ``manifest.json``."""
+
+    schema: int
+    software: Mapping[str, str] = field(default_factory=dict)
+    cases: Mapping[str, Sealed] = field(default_factory=dict)
+    ladders: Mapping[str, LadderFacts] = field(default_factory=dict)
+    binding: Binding | None = None
+    steps: int = 0
+    configuration: Mapping[str, Any] = field(default_factory=dict)
 
 
 def named_ladders(manifest: Mapping[str, Any]) -> tuple[str, ...]:

@@ -18,11 +18,20 @@ from numpy.typing import NDArray
 
 from casewise.archive import layout
 from casewise.archive.layout import Entry, unpacked
-from casewise.archive.manifest import check_joins, check_same, made_by, named_ladders, software, write_manifest
+from casewise.archive.manifest import (
+    Manifest,
+    check_joins,
+    check_same,
+    made_by,
+    named_ladders,
+    software,
+    write_manifest,
+)
 from casewise.archive.write_case import sweep, write_case, write_ladder
 from casewise.core.durable import file_lock, text_sha256, write_json
 from casewise.core.errors import BadInput, DamagedArchive, Locked, Mismatch
 from casewise.core.formats import json_text
+from casewise.core.json_records import from_plain
 from casewise.core.records import (
     EVALUATION,
     Binding,
@@ -502,6 +511,10 @@ def open_archive(path: str | Path, *, ladder: str | None = None) -> Archive:
     manifest = layout.read_json(path / layout.MANIFEST)
     if manifest.get("schema") != layout.SCHEMA:
         raise Mismatch(f"{path} has archive schema {manifest.get('schema')}, this casewise reads {layout.SCHEMA}")
+    try:
+        from_plain(Manifest, manifest, str(path / layout.MANIFEST), "restore it or record again")
+    except BadInput as error:
+        raise DamagedArchive(str(error)) from error
     names = named_ladders(manifest)
     if not names:
         raise DamagedArchive(f"{path / layout.MANIFEST} names no ladder; restore it or record again")
@@ -579,7 +592,7 @@ def _read_cases(path: Path) -> Mapping[str, Entry]:
 def _read_entry(file: Path) -> Entry:
     try:
         return Entry.from_dict(layout.read_json(file))
-    except (TypeError, KeyError, ValueError) as error:
+    except BadInput as error:
         raise DamagedArchive(f"{file} does not describe a case ({error}); record the case again") from error
 
 

@@ -219,11 +219,11 @@ def _model_kind(path: Path) -> str | None:
 
 def _describe_model(path: Path, kind: str, *, as_json: bool) -> None:
     """Describe a model folder without loading the model."""
-    import json
+    from casewise.core.json_records import read_json
 
     facts: dict[str, Any] = {"path": path, "kind": kind}
     if kind == "nnU-Net model":
-        dataset = json.loads((path / "dataset.json").read_text(encoding="utf-8"))
+        dataset = read_json(path / "dataset.json", "copy the model folder again")
         facts["channels"] = dict(dataset.get("channel_names", {}))
         facts["labels"] = {str(name): value for name, value in dataset.get("labels", {}).items()}
         facts["folds"] = sorted(fold.name.removeprefix("fold_") for fold in path.glob("fold_*") if fold.is_dir())

@@ -11,7 +11,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from casewise.core.errors import BadInput, Mismatch
-from casewise.core.formats import numbered
+from casewise.core.json_records import from_plain
 from casewise.core.records import DONE, FAILED, FALLBACK, Decision, Signals, check_case_id
 
 SCHEMA = 2
@@ -119,16 +119,7 @@ class PredictedCase:
         """Invert :meth:`as_dict`; refuse another schema."""
         if plain.get("schema") != SCHEMA:
             raise Mismatch(f"the entry has schema {plain.get('schema')!r}, this casewise reads {SCHEMA}; predict again")
-        try:
-            values = dict(plain)
-            values["decision"] = None if not plain.get("decision") else Decision.from_dict(plain["decision"])
-            values["contract"] = tuple(ContractFinding(**finding) for finding in plain.get("contract") or ())
-            values["notes"] = tuple(plain.get("notes") or ())
-            for name in ("diagnostics", "regions"):
-                values[name] = tuple(numbered(plain.get(name) or []))
-            values["signals"] = numbered(plain.get("signals") or {})
-            return cls(**values)
-        except (KeyError, TypeError, AttributeError) as error:
-            raise BadInput(
-                f"this is not the JSON file of a predicted case ({error}); predict the case again"
-            ) from error
+        decision = None if not plain.get("decision") else Decision.from_dict(plain["decision"])
+        return from_plain(
+            cls, {**plain, "decision": decision}, "the JSON file of a predicted case", "predict the case again"
+        )

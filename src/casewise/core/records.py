@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from casewise.core.errors import BadInput
-from casewise.core.formats import numbered
+from casewise.core.json_records import from_plain
 from casewise.core.text import brief, pluralize
 
 Mask = NDArray[Any]
@@ -406,13 +406,9 @@ class Decision:
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> Decision:
         """The inverse of :meth:`as_dict`."""
-        values = {key: value for key, value in plain.items() if key != "deployed"}
-        values |= {name: numbered(values.get(name)) for name in ("value", "cut_low", "cut_high")}
-        values["action"] = Action(values["action"])
-        values["state"] = State(**values["state"])
-        if values.get("accepted") is not None:
-            values["accepted"] = tuple(values["accepted"])
-        return cls(**values)
+        if isinstance(plain, Mapping):
+            plain = {key: value for key, value in plain.items() if key != "deployed"}
+        return from_plain(cls, plain, "a decision")
 
 
 def deployed(controller: Controller, mask: Callable[[State], Mask], decision: Decision) -> Mask:

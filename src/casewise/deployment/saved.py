@@ -6,16 +6,17 @@ that meets another model, is refused.
 
 from __future__ import annotations
 
-import json
 import shutil
-from dataclasses import asdict, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from casewise.adapt.adaptation import proposers_of
 from casewise.adapt.model import Model, device_of
 from casewise.core.durable import file_sha256, json_sha256, write_json
-from casewise.core.errors import BadInput, CasewiseError, Mismatch, Refused, UnsafeInput
+from casewise.core.errors import BadInput, Mismatch, Refused, UnsafeInput
+from casewise.core.json_records import from_plain, read_json
 from casewise.core.records import Policy
 from casewise.core.registry import addresses_in
 from casewise.deployment import Deployment
@@ -33,6 +34,19 @@ DEPLOYMENT, MEASURES, MODEL = "deployment.json", "measures.json", "model"
 TUNED: str = "tuned"
 SCHEMA = 1
 OPTIONS = ("contract", "force", "max_ram")  # fields of a Deployment that its folder keeps
+
+
+@dataclass(frozen=True)
+class _Described:
+    """The fields of deployment.json."""
+
+    schema: int
+    model: Mapping[str, Any]
+    contract: str
+    force: bool
+    max_ram: int | None
+    files: Mapping[str, str]
+    sha256: str
 
 
 def save(deployment: Deployment, folder: Path, *, copy_model: bool) -> Path:
@@ -227,9 +241,8 @@ def load(
     hows = proposers_of(policy, typed=objective, folder=folder)
     certificate = read_certificate(folder / CERTIFICATE) if CERTIFICATE in plain["files"] else None
     if MEASURES in plain["files"]:
-        stored = json.loads((folder / MEASURES).read_text(encoding="utf-8"))
-        options.setdefault("measures", DeployedMeasures.from_dict(stored))
-    facts = dict(plain["model"])
+        options.setdefault("measures", DeployedMeasures.from_dict(read_json(folder / MEASURES, "fit again")))
+    facts = plain["model"]
     fields = {name: options.pop(name) for name in list(options) if name in Model.__dataclass_fields__}
     found = _model_of(folder, facts, model, fields)
     deployment = Deployment(
@@ -239,7 +252,7 @@ def load(
     own = deployment.backbone.fingerprint
     if own != facts["fingerprint"]:
         raise Mismatch(
-            f"{folder} was fitted on model {facts['name']} with hash {facts['fingerprint'][:12]}, this model has hash "
+            f"{folder} was fitted on model {facts['name']} with hash {facts['fingerprint']!s:.12}, this model has hash "
             f"{own[:12]}; give the model that it was fitted on, or fit again"
         )
     deployment.check()
@@ -251,24 +264,20 @@ def read_description(folder: Path) -> dict[str, Any]:
     file = folder / DEPLOYMENT
     if not file.is_file():
         raise BadInput(f"{folder} is no deployment (it has no {DEPLOYMENT}); make one with casewise fit")
-    try:
-        plain: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        content = {name: value for name, value in plain.items() if name != "sha256"}
-        if plain["schema"] != SCHEMA:
-            raise Mismatch(f"{file} has schema {plain['schema']}, this version reads {SCHEMA}; fit again")
-        if POLICY not in plain["files"]:
-            raise BadInput(f"{file} does not list {POLICY}; fit again")
-        changed = ["deployment.json"] if plain["sha256"] != json_sha256(content) else []
-        for name, known in plain["files"].items():
-            path = folder / name
-            if Path(name).is_absolute() or ".." in Path(name).parts:
-                raise BadInput(f"{file} names {name!r}, which lies outside the folder; fit again")
-            if not path.is_file() or file_sha256(path) != known:
-                changed.append(name)
-    except CasewiseError:
-        raise
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise BadInput(f"{file} is no deployment ({error}); fit again") from error
+    plain = read_json(file, "fit again")
+    if plain.get("schema") != SCHEMA:
+        raise Mismatch(f"{file} has schema {plain.get('schema')}, this version reads {SCHEMA}; fit again")
+    from_plain(_Described, plain, str(file), "fit again")
+    content = {name: value for name, value in plain.items() if name != "sha256"}
+    if POLICY not in plain["files"] or not {"fingerprint", "name"} <= set(plain["model"]):
+        raise BadInput(f"{file} does not list {POLICY} or its model; fit again")
+    changed = ["deployment.json"] if plain["sha256"] != json_sha256(content) else []
+    for name, known in plain["files"].items():
+        path = folder / name
+        if Path(name).is_absolute() or ".." in Path(name).parts:
+            raise BadInput(f"{file} names {name!r}, which lies outside the folder; fit again")
+        if not path.is_file() or file_sha256(path) != known:
+            changed.append(name)
     if changed:
         raise Mismatch(f"{folder} was changed after it was written: hash mismatch of {', '.join(changed)}; fit again")
     return plain
@@ -289,15 +298,12 @@ def _model_of(folder: Path, facts: dict[str, Any], given: Any, fields: dict[str,
         )
     if "/" in spec and Path(spec).is_absolute() and not Path(spec).exists():
         raise BadInput(f"the model of {folder} is no longer at {spec}; name its folder with --model-at FOLDER")
-    known = {
-        name: tuple(value) if isinstance(value, list) else value
-        for name, value in facts.items()
-        if name in Model.__dataclass_fields__ and name != "spec" and not name.startswith("trust")
-    }
-    if known.get("device") == "cuda":
-        known["device"] = device_of(None)  # the machine here may have none
-    known["weights"] = Path(str(known["weights"])) if known.get("weights") else None
-    return Model(spec, **{**known, **fields})
+    own = {name for name in Model.__dataclass_fields__ if name != "spec" and not name.startswith("trust")}
+    written = {name: facts[name] for name in own & set(facts)}
+    known = from_plain(Model, {**written, "spec": spec}, str(folder / DEPLOYMENT), "fit again")
+    if known.device == "cuda":
+        known = replace(known, device=device_of(None))  # the machine here may have none
+    return replace(known, **fields)
 
 
 OWN_NETWORKS = "casewise.adapt.networks:"

@@ -32,6 +32,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from casewise.core.errors import BadInput
+from casewise.core.json_records import from_plain
 from casewise.core.records import SOURCE, Action, Decision, Mask
 from casewise.core.text import UNIT, pluralize
 
@@ -108,14 +109,7 @@ class KnownAppearance:
         Raises:
             BadInput: If a field is missing or is not what :meth:`as_plain` writes.
         """
-        try:
-            return cls(
-                tuple(map(str, plain["names"])),
-                tuple(tuple(row) for row in plain["patients"]),
-                tuple(map(str, plain["modalities"])),
-            )
-        except (KeyError, TypeError) as error:
-            raise BadInput(f"these are not the appearances of calibration cases ({error}); calibrate again") from error
+        return from_plain(cls, plain, "the appearance of calibration cases", "calibrate again")
 
 
 def appearance_numbers(

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from casewise.core.durable import json_sha256, write_json
 from casewise.core.errors import BadInput, Mismatch, Overlap, Refused, UnsafeInput
-from casewise.core.formats import json_text, numbered
+from casewise.core.json_records import from_plain, read_json
 from casewise.core.records import EVALUATION, Binding, Controller, Policy
 from casewise.core.registry import Registry, check_names_no_code, from_address
 from casewise.data.splits import Clustered, check_disjoint, cluster_of, clusters_of
+from casewise.judge.appearance import KnownAppearance
 from casewise.judge.controllers import CONTROLLERS, takes
 from casewise.judge.controllers.flag import Flag
 from casewise.judge.controllers.metadata import metadata_of
@@ -22,6 +23,7 @@ from casewise.judge.controllers.router import ByGroup, bucket_of
 from casewise.judge.decide import Judge
 
 POLICY, HASH = "policy.json", "sha256"
+AGAIN = "run casewise calibrate again"
 MOST_STEPS = 1000  # a policy that asks for more is a mistake or an attack
 
 MODULATIONS = {
@@ -133,12 +135,12 @@ def read_policy(path: str | Path, *, typed: str | None = None) -> Policy:
     path = Path(path)
     file = path / POLICY if path.is_dir() else path
     try:
-        plain = json.loads(file.read_text())
-        if plain["schema"] != Policy.schema:
-            raise Mismatch(f"{file} has policy schema {plain['schema']}, this casewise reads {Policy.schema}")
+        plain = read_json(file, AGAIN)
+        if plain.get("schema") != Policy.schema:
+            raise Mismatch(f"{file} has policy schema {plain.get('schema')}, this casewise reads {Policy.schema}")
         said = {name: value for name, value in plain.items() if name not in ("controller", "adaptation", "ladders")}
         check_names_no_code(said, where=str(file))  # the three others are checked where they are used
-        policy = _from_plain({name: value for name, value in plain.items() if name != HASH})
+        policy = from_plain(Policy, {name: value for name, value in plain.items() if name != HASH}, str(file), AGAIN)
         if plain.get(HASH) != _hashed(plain):
             raise Mismatch(f"{file} was edited after it was written: hash mismatch; run casewise calibrate again")
         _check_sense(policy, file)
@@ -150,8 +152,6 @@ def read_policy(path: str | Path, *, typed: str | None = None) -> Policy:
         return policy
     except FileNotFoundError:
         raise BadInput(f"there is no policy at {file}; run casewise calibrate first") from None
-    except (KeyError, TypeError, AttributeError, json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise BadInput(f"{file} is not a policy ({error}); run casewise calibrate again") from error
 
 
 def write_policy(path: str | Path, policy: Policy) -> Path:
@@ -178,17 +178,20 @@ def write_policy(path: str | Path, policy: Policy) -> Path:
 
 def _hashed(plain: Mapping[str, Any]) -> str:
     """Return the sha256 of a policy as its file holds it, without the hash itself."""
-    said = json.loads(json_text({name: value for name, value in plain.items() if name != HASH}, default=dict))
-    return json_sha256(said)
+    return json_sha256({name: value for name, value in plain.items() if name != HASH})
 
 
 def _check_sense(policy: Policy, file: Path) -> None:
     """Refuse values that no calibration writes."""
-    if type(policy.steps) is not int or not 0 <= policy.steps <= MOST_STEPS:
+    if not 0 <= policy.steps <= MOST_STEPS:
         raise BadInput(
             f"{file} has {policy.steps!r} steps, which must be a whole number from 0 to {MOST_STEPS}; "
             "run casewise calibrate again"
         )
+    if not isinstance(policy.preflight.get("retained", {}), Mapping):
+        raise BadInput(f"{file} has no counts of retained cases; {AGAIN}")
+    if policy.appearance:
+        KnownAppearance.from_plain(policy.appearance)
     kind = CONTROLLERS.get(policy.controller)  # a controller of the user's own is not imported to ask it
     fitted = kind is not None and metadata_of(kind).fitted_by in ("cuts", "tau")
     if (fitted or policy.groups or {"cut_low", "cut_high"} & set(policy.options)) and policy.binding is None:
@@ -262,7 +265,7 @@ def controller_of(policy: Policy) -> Controller:
 
 def judge_of(policy: Policy) -> Judge:
     """Return the controller of a policy with the steps that follow its answer: cleanup and flag."""
-    flag = Flag.from_plain(policy.flag) if policy.flag else None
+    flag = from_plain(Flag, policy.flag, f"policy {policy.name!r}", AGAIN) if policy.flag else None
     return Judge(controller_of(policy), policy.cleanup, flag, policy.calibration_id)
 
 
@@ -357,8 +360,8 @@ def no_go(policy: Policy) -> str | None:
     if kept.get("go") is not False or not adapts(policy) or policy.preflight.get("guard"):
         return None
     return (
-        f"NO-GO: of the calibration cases that policy {policy.name!r} keeps adapted, {kept['helped']} were helped and "
-        f"{kept['hurt']} were hurt"
+        f"NO-GO: of the calibration cases that policy {policy.name!r} keeps adapted, {kept.get('helped')} were "
+        f"helped and {kept.get('hurt')} were hurt"
     )
 
 
@@ -393,20 +396,15 @@ def _input(case: Clustered) -> str:
 
 def _built(policy: Policy, more: Mapping[str, Any]) -> Controller:
     try:
-        made = controller_kind(policy)
-        controller: Controller = made(**{**policy.options, **more}) if callable(made) else made
+        made: Any = controller_kind(policy)
+        options = {**policy.options, **more}
+        if isinstance(made, partial):
+            made, options = made.func, {**made.keywords, **options}
+        if policy.controller in CONTROLLERS:
+            made = from_plain(made, options, f"policy {policy.name!r}", "run casewise calibrate first")
+        controller: Controller = made(**options) if callable(made) else made
     except TypeError as error:
         raise BadInput(f"policy {policy.name!r} is not calibrated ({error}); run casewise calibrate first") from error
     if lost := [part for part in ("name", "needs", "states", "decide") if not hasattr(controller, part)]:
         raise BadInput(f"{policy.controller} is no controller, it has no {' and no '.join(lost)}; see CONTRIBUTING.md")
     return controller
-
-
-def _from_plain(plain: Mapping[str, Any]) -> Policy:
-    values = dict(plain)
-    values["binding"] = None if plain["binding"] is None else Binding(**plain["binding"])
-    values |= {name: numbered(plain[name]) for name in ("options", "groups")}
-    values |= {name: tuple(plain.get(name, ())) for name in ("calibration_clusters", "calibration_inputs")}
-    values |= {name: numbered(plain.get(name, {})) for name in ("adaptation", "ladders", "flag", "appearance")}
-    values |= {name: tuple(plain[name]) for name in ("calibration_cases", "exposures")}
-    return Policy(**values)

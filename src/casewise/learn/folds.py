@@ -20,11 +20,12 @@ import numpy as np
 import torch
 
 from casewise.adapt.backbones import Backbone
-from casewise.adapt.tuned_weights import ENDING, FAILED, FOLDS, TunedFolder, read_tuned_folder
+from casewise.adapt.tuned_weights import ENDING, FAILED, FOLDS, FailedFold, TunedFolder, read_tuned_folder
 from casewise.archive.layout import image_sha256, mask_sha256
 from casewise.core.durable import file_sha256, json_sha256, sweep, write_json
 from casewise.core.errors import BadInput, CasewiseError, Mismatch, NotFinite, TooFewCases, in_one_line
 from casewise.core.formats import json_text
+from casewise.core.json_records import from_plain, read_json
 from casewise.core.processes import needs_script, spawn
 from casewise.core.records import Case, Mask
 from casewise.core.seeds import seed_of
@@ -171,7 +172,7 @@ def _keep_plan(folder: Path, plan: Mapping[str, Any]) -> None:
     file = folder / FOLDS
     if file.is_file():
         sweep(folder)
-        there, asked = json.loads(file.read_text()), json.loads(json_text(dict(plan), default=list))
+        there, asked = read_json(file), json.loads(json_text(dict(plan), default=list))
         if wrong := [name for name in asked if there.get(name) != asked[name]]:
             raise Mismatch(
                 f"{folder.name} holds folds with another {', '.join(wrong)}; repeat the first run's options to "
@@ -183,7 +184,7 @@ def _keep_plan(folder: Path, plan: Mapping[str, Any]) -> None:
 
 def _result(folder: Path, dealt: tuple[tuple[str, ...], ...]) -> CrossFit:
     failed = {
-        number: str(json.loads(file.read_text())["reason"])
+        number: from_plain(FailedFold, read_json(file), file.name).reason
         for number in range(len(dealt))
         if (file := folder / f"fold-{number}{FAILED}").is_file()
     }

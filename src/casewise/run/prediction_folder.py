@@ -23,6 +23,7 @@ from casewise.core.chain import Chain
 from casewise.core.durable import file_sha256, json_sha256, write_durably
 from casewise.core.errors import CasewiseError, Refused
 from casewise.core.formats import json_bytes
+from casewise.core.json_records import read_json
 from casewise.core.prediction_record import PredictedCase
 from casewise.core.records import Decision
 from casewise.core.text import pluralize
@@ -163,9 +164,8 @@ def write_entry(layout: Layout, entry: PredictedCase) -> None:
 def read_entry(path: Path) -> PredictedCase | None:
     """An entry, or None where there is none that can be read."""
     try:
-        plain = json.loads(path.read_text(encoding="utf-8"))
-        return PredictedCase.from_dict(plain) if isinstance(plain, dict) else None
-    except (OSError, ValueError, CasewiseError):
+        return PredictedCase.from_dict(read_json(path))
+    except (OSError, CasewiseError):
         return None
 
 

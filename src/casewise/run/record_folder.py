@@ -19,6 +19,7 @@ from casewise.adapt.proposers import method_of
 from casewise.adapt.proposers.imported import counted
 from casewise.adapt.proposers.live import prepare, record_case, unread_notes
 from casewise.adapt.stream import CaseStream
+from casewise.archive.layout import image_sha256, mask_sha256
 from casewise.archive.store import Archive, create_archive, describe_cases, open_archive
 from casewise.core.errors import BadInput, CasewiseError, Mismatch, in_one_line
 from casewise.core.records import CALIBRATION, EVALUATION, Case, Mask, State, Trajectory
@@ -110,6 +111,7 @@ def record_folder(
         case_id: tuple(ladder for ladder, archive in archives.items() if case_id not in archive.entries)
         for case_id in work.cases
     }
+    _check_unchanged(work, next(iter(archives.values())), backbone)
     if any(how.reset == "stream" for how in work.proposers.values()) and any(missing.values()):
         _check_stream(work, engine)
         missing = dict.fromkeys(missing, tuple(work.proposers))  # a stream needs the cases before, recorded or not
@@ -143,6 +145,26 @@ def _label(files: CaseFiles | Case, known: Mask | None, backbone: Backbone, igno
         return backbone.read_label(path)
     except (CasewiseError, OSError, RuntimeError) as error:
         raise BadInput(f"label {path.name} cannot be used: {in_one_line(error)}") from error
+
+
+def _check_unchanged(work: RecordCase, archive: Archive, backbone: Backbone) -> None:
+    """Refuse a recorded case whose image or label has other content now: its old candidates and label would count."""
+    recorded = archive.cases or archive.entries
+    for name in sorted(work.cases.keys() & recorded.keys()):
+        given, known = work.cases[name], recorded[name]
+        try:
+            image = (given if isinstance(given, Case) else backbone.read(given.checked()).case).image
+            label = _label(given, work.labels.get(name), backbone, work.ignore_geometry)
+        except (CasewiseError, OSError, RuntimeError):
+            continue  # a file that went away changes nothing that was recorded
+        now = None if label is None else mask_sha256(_as_shaped(label, np.empty(known.shape, np.uint8)))
+        changed = ["image"] * (known.input_sha256 not in (None, image_sha256(image)))
+        changed += ["label"] * (now is not None and known.labelled and known.label_sha256 != now)
+        if changed:
+            raise Mismatch(
+                f"the {' and the '.join(changed)} of case {name} changed after it was recorded in {archive.path}; "
+                "record into another folder"
+            )
 
 
 def _as_shaped(label: Mask, mask: Mask) -> Mask:

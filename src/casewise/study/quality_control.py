@@ -6,7 +6,6 @@ lower bound of its metric is fitted, and the risk-coverage curve of every signal
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ import pandas as pd
 
 from casewise.archive.store import Archive
 from casewise.core.errors import BadInput, CasewiseError, TooFewCases
+from casewise.core.json_records import from_plain, read_json
 from casewise.core.records import SOURCE, Mask
 from casewise.core.text import pluralize
 from casewise.data.pairs import Pair, find_pairs, read_pair
@@ -230,7 +230,5 @@ def _with_quality(table: pd.DataFrame, rows: pd.Index, quality: Quality) -> pd.D
 
 def read_quality(path: Path) -> Quality:
     """Read the quality.json of an earlier run."""
-    try:
-        return Quality(**json.loads(path.read_text(encoding="utf-8"))["quality"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise BadInput(f"{path} is no quality.json of casewise qc ({error}); run it on labelled cases again") from error
+    again = "run casewise qc on labelled cases again"
+    return from_plain(Quality, read_json(path, again).get("quality"), str(path), again)

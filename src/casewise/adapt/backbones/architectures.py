@@ -10,11 +10,9 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import json
 import pkgutil
 from collections.abc import Collection, Iterator, Mapping
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -25,17 +23,6 @@ GROUP = "casewise.architectures"
 _LIBRARY = "dynamic_network_architectures"
 _IMPORTED = ("conv_op", "norm_op", "dropout_op", "nonlin", "pool_op", "block", "stem", "encoder", "decoder")
 """Arguments that trainers look up by name even if the plans do not list them."""
-
-
-def read_model_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object of a model folder; an empty or broken file raises BadInput."""
-    try:
-        plain = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise BadInput(f"{path} is not readable JSON ({error}); copy the model folder again") from error
-    if not isinstance(plain, dict):
-        raise BadInput(f"{path} must have a JSON object, got {type(plain).__name__}; copy the model folder again")
-    return plain
 
 
 def check_nnunet_names(

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor, nn
 
 from casewise.adapt.backbones import Expectation
-from casewise.adapt.backbones.architectures import read_model_json
 from casewise.adapt.backbones.checkpoints import load_weights
 from casewise.adapt.backbones.module import Inferer, Module
 from casewise.core.errors import BadInput, MissingExtra, UnsafeInput
+from casewise.core.json_records import read_json
 from casewise.core.registry import Registry
 
 NETWORKS = Registry("MONAI network", {name: name for name in ("SwinUNETR", "UNet", "SegResNet", "BasicUNet", "UNETR")})
@@ -32,7 +32,7 @@ SAFE_SINCE = (1, 5, 2)  # CVE-2025-58756, GHSA-89gg-p5r5-q6r4 and CVE-2026-21851
 
 def load_network_folder(folder: Path, *, weights: Path | None, device: str, trust: bool) -> Module:
     """Build the network that ``network.json`` names and load its weights."""
-    plain = read_model_json(folder / "network.json")
+    plain = read_json(folder / "network.json")
     for key in ("network", "arguments", "window"):
         if key not in plain:
             raise BadInput(f"{folder / 'network.json'} needs {key}; see docs/how-to/monai.md")
@@ -68,7 +68,7 @@ def load_bundle(folder: Path, *, device: str, trust_bundle: bool, trust: bool) -
     parser["bundle_root"] = str(folder)
     network: nn.Module = parser.get_parsed_content("network_def")
     load_weights(network, _weights_in(folder / "models"), trust=trust)
-    data = read_model_json(folder / "configs" / "metadata.json")["network_data_format"]
+    data = read_json(folder / "configs" / "metadata.json")["network_data_format"]
     image, output = data["inputs"]["image"], data["outputs"]["pred"]
     inferer = parser.get("inferer", {})
     window = inferer.get("roi_size") if isinstance(inferer, Mapping) else None

@@ -21,13 +21,14 @@ import torch
 from torch import Tensor, nn
 
 from casewise.adapt.backbones import Expectation, Invert, OwnPrediction, Pipeline, Prepared, Reading, check_image
-from casewise.adapt.backbones.architectures import check_nnunet_names, read_model_json
+from casewise.adapt.backbones.architectures import check_nnunet_names
 from casewise.adapt.backbones.checkpoints import read_checkpoint
 from casewise.adapt.backbones.module import patches
 from casewise.adapt.logits import at_resolution
 from casewise.adapt.snapshot import fingerprint
 from casewise.core.durable import json_sha256
 from casewise.core.errors import BadInput, MissingExtra, in_one_line
+from casewise.core.json_records import read_json
 from casewise.core.records import Case, Mask
 from casewise.data import nifti, pictures
 from casewise.data.folders import CaseFiles
@@ -90,7 +91,7 @@ class NnUNet:
         """
         chosen = folds if folds is not None else _folds_with(folder, checkpoint)
         contents = [_checkpoint(folder / f"fold_{fold}" / checkpoint, trust=trust) for fold in chosen]
-        plans, dataset = read_model_json(folder / "plans.json"), read_model_json(folder / "dataset.json")
+        plans, dataset = read_json(folder / "plans.json"), read_json(folder / "dataset.json")
         with quiet():
             _nnunet()
             for item in contents:

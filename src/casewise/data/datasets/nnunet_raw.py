@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from casewise.core.errors import BadInput
+from casewise.core.json_records import read_json
 from casewise.core.text import pluralize
 from casewise.data.datasets.located import LocatedCase, cohort_of
 from casewise.data.datasets.plain import read_plain_label
@@ -53,10 +53,7 @@ def nnunet_raw(root: Path) -> Cohort:
 
 
 def _dataset_json(path: Path) -> Mapping[str, Any]:
-    try:
-        plans = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise BadInput(f"{path} is not JSON ({error})") from error
+    plans = read_json(path)
     if "modality" in plans and "channel_names" not in plans:
         raise BadInput(f"{path} is of nnU-Net v1; run nnUNetv2_convert_old_nnUNet_dataset first")
     missing = sorted({"channel_names", "labels", "file_ending"} - set(plans))
@@ -64,7 +61,7 @@ def _dataset_json(path: Path) -> Mapping[str, Any]:
         raise BadInput(f"{path} lacks {', '.join(missing)}, which nnU-Net v2 writes")
     if plans["file_ending"].lower() not in READABLE:
         raise BadInput(f"{path} says file_ending {plans['file_ending']!r}; {', '.join(READABLE)} can be read")
-    return dict(plans)
+    return plans
 
 
 def _part(root: Path, part: str, ending: str, channels: int) -> Iterator[LocatedCase]:

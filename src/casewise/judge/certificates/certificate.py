@@ -17,7 +17,8 @@ from casewise import __version__
 from casewise.archive.store import Archive
 from casewise.core.durable import json_sha256, write_json
 from casewise.core.errors import BadInput, CasewiseError, Mismatch, Refused
-from casewise.core.formats import json_text, numbered
+from casewise.core.formats import json_text
+from casewise.core.json_records import from_plain, read_json
 from casewise.core.prediction_record import OUTSIDE
 from casewise.core.records import Binding, Decision, Policy
 from casewise.core.registry import check_names_no_code
@@ -26,7 +27,6 @@ from casewise.judge.controllers.region_gate import UNSCORED
 
 CERTIFICATE, CERTIFICATE_PAGE, CERTIFIED_POLICY = "certificate.json", "certificate.html", "policy-certified.json"
 SCHEMA = 3
-_NUMBERS = ("cut", "bound", "deployed", "details")
 
 INVALID_IF = (
     "the model, its weights, the adaptation objective, the preprocessing or the region measure change",
@@ -182,24 +182,16 @@ def read_certificate(path: str | Path) -> Certificate:
     """
     file = _file(path)
     try:
-        plain = json.loads(file.read_text())
-        if plain["schema"] != SCHEMA:
-            raise Mismatch(f"{file} has schema {plain['schema']}, this casewise reads {SCHEMA}; certify again")
+        plain = read_json(file, "run casewise certify again")
+        if plain.get("schema") != SCHEMA:
+            raise Mismatch(f"{file} has schema {plain.get('schema')}, this casewise reads {SCHEMA}; certify again")
         seal = plain.pop("seal", None)
         if seal != json_sha256(plain):
             raise Refused(f"{file} was changed after it was issued, so it promises nothing; run casewise certify again")
         check_names_no_code(plain, where=str(file))
-        values: dict[str, Any] = {
-            key: tuple(value) if isinstance(value, list) else value for key, value in plain.items()
-        }
-        values |= {name: numbered(values[name]) for name in _NUMBERS}
-        values |= {name: tuple(numbered(plain[name])) for name in ("curve", "reliability")}
-        values["binding"] = None if plain["binding"] is None else Binding(**plain["binding"])
-        return Certificate(**values)
+        return from_plain(Certificate, plain, str(file), "run casewise certify again")
     except FileNotFoundError:
         raise BadInput(f"there is no certificate at {file}; run casewise certify first") from None
-    except (KeyError, TypeError, AttributeError, json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise BadInput(f"{file} is not a certificate ({error}); run casewise certify again") from error
 
 
 def certificate_problems(folder: Path) -> list[str]:

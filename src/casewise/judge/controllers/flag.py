@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from casewise.core.errors import BadInput
 from casewise.core.records import SOURCE, Action, Mask, Observation, Signals, State, Verdict
@@ -66,16 +65,10 @@ class Flag:
     def __post_init__(self) -> None:
         object.__setattr__(self, "ladders", tuple(self.ladders))
         object.__setattr__(self, "silent", tuple(self.silent))
+        for name in self.silent:
+            state_of(name)
         if not 0 <= self.below <= 1:
             raise BadInput(f"a flag needs a metric between 0 and 1, got {self.below}")
-
-    @classmethod
-    def from_plain(cls, plain: Mapping[str, Any]) -> Flag:
-        """Build a flag from the plain types that a policy file holds."""
-        options = dict(plain)
-        for name in options.get("silent", ()):
-            state_of(name)
-        return cls(Quality(**options.pop("quality")), **options)
 
     def with_agreement(self, seen: Observation, masks: Mapping[State, Mask]) -> Observation:
         """Add the agreement of all states to an observation."""

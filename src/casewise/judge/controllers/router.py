@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from casewise.core.errors import BadInput
+from casewise.core.json_records import from_plain
 from casewise.core.records import SOURCE, Action, Controller, Decision, Mask, Observation, State, Verdict, deployed
 from casewise.judge.controllers.depth import TURNS, last_before_turn
 from casewise.judge.controllers.metadata import Metadata, metadata_of, needed, value_at
@@ -80,7 +81,7 @@ ROLLBACK = Bucket("rollback")
 
 def bucket_of(plain: Mapping[str, Any] | Bucket) -> Bucket:
     """Return a bucket from plain JSON."""
-    return Bucket(**plain) if isinstance(plain, Mapping) else plain
+    return from_plain(Bucket, plain, "a bucket") if isinstance(plain, Mapping) else plain
 
 
 @dataclass(frozen=True)
@@ -104,8 +105,6 @@ class Router:
     def __post_init__(self) -> None:
         for bucket in ("low", "mid", "hard"):
             object.__setattr__(self, bucket, bucket_of(getattr(self, bucket)))
-        if isinstance(self.statistics, Mapping):  # from JSON
-            object.__setattr__(self, "statistics", RiskStatistics(**self.statistics))
         if math.isnan(self.cut_low) or math.isnan(self.cut_high) or self.cut_low > self.cut_high:
             raise BadInput(f"need cut_low <= cut_high, got {self.cut_low} and {self.cut_high}")
 

@@ -13,9 +13,8 @@ so they can show a fall of quality that M0 shares.
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -26,6 +25,7 @@ import numpy as np
 from casewise.archive.store import Archive
 from casewise.core.durable import file_lock, write_json
 from casewise.core.errors import BadInput, CasewiseError, Mismatch, Refused
+from casewise.core.json_records import from_plain, read_json
 from casewise.core.records import Decision, Policy
 from casewise.core.registry import Registry, check_names_no_code
 from casewise.data.splits import cluster_of
@@ -39,7 +39,7 @@ from casewise.judge.policy import check_binding, is_hybrid, judge_of
 Monitor: TypeAlias = Audit | Exchangeability | GoLive
 SCHEMA = 3
 
-MONITORS: Registry[Callable[..., Monitor]] = Registry(
+MONITORS: Registry[type[Any]] = Registry(
     "monitor", {"exchangeability": Exchangeability, "go-live": GoLive, "audit": Audit}
 )
 DRIFT = ("exchangeability", "go-live")
@@ -265,24 +265,23 @@ def write_watch(path: str | Path, watch: Watch) -> Path:
 
 def read_watch(path: str | Path) -> Watch:
     """Read a watch from its file."""
+    again = "start a new one"
     try:
-        plain = json.loads(Path(path).read_text())
-        if plain.pop("schema") != SCHEMA:
+        plain = read_json(Path(path), again)
+        if plain.pop("schema", None) != SCHEMA:
             raise Mismatch(
                 f"{path} is a watch of another schema, this casewise reads {SCHEMA}; "
                 f"start a new one with casewise monitor --calibration"
             )
         check_names_no_code(plain, where=str(path))
-        monitors = {name: _monitor(name, values) for name, values in plain.pop("monitors").items()}
-        waiting = plain.pop("waiting")
-        fields: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value for name, value in plain.items()
-        }
-        return Watch(**fields, monitors=monitors, waiting=None if waiting is None else (waiting[0], tuple(waiting[1])))
+        monitors = plain.get("monitors", {})
+        if isinstance(monitors, dict):
+            monitors = {
+                name: from_plain(MONITORS[_kind(name)], one, str(path), again) for name, one in monitors.items()
+            }
+        return from_plain(Watch, {**plain, "monitors": monitors}, str(path), again)
     except FileNotFoundError:
         raise BadInput(f"there is no watch at {path}; start one with casewise monitor --calibration") from None
-    except (KeyError, TypeError, AttributeError, IndexError, json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise BadInput(f"{path} is not a watch ({error}); start a new one") from error
 
 
 class Watching:
@@ -336,8 +335,3 @@ def _stamp(path: Path) -> tuple[int, int, int] | None:
     except OSError:
         return None
     return found.st_ino, found.st_mtime_ns, found.st_size
-
-
-def _monitor(name: str, values: Mapping[str, Any]) -> Monitor:
-    fields = {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
-    return MONITORS[_kind(name)](**fields)

@@ -1,0 +1,127 @@
+"""Records from JSON files: the type of every field is checked, so that a wrong file is an error in one sentence."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from enum import EnumMeta
+from functools import lru_cache
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from casewise.core.errors import BadInput, in_one_line
+from casewise.core.formats import numbered
+
+Record = TypeVar("Record")
+
+
+def read_json(path: Path, remedy: str = "make it again") -> dict[str, Any]:
+    """Return the object of a JSON file in UTF-8 or UTF-16, with or without BOM.
+
+    Raises:
+        BadInput: If it is no JSON, no object, or nested too deeply.
+    """
+    try:
+        found = json.loads(path.read_bytes())
+        _check_depth(found)
+    except (ValueError, RecursionError) as error:
+        raise BadInput(f"{path} cannot be read as JSON ({in_one_line(error)}); {remedy}") from error
+    if not isinstance(found, dict):
+        raise BadInput(f"{path} should hold a JSON object, got {type(found).__name__}; {remedy}")
+    return found
+
+
+def _check_depth(value: Any, left: int = 64) -> None:
+    """Refuse nesting that no file of casewise or nnU-Net has, before a function that calls itself meets it."""
+    if not left:
+        raise RecursionError("it is nested more than 64 levels deep")
+    for part in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        _check_depth(part, left - 1)
+
+
+def from_plain(kind: type[Record], plain: Any, where: str, remedy: str = "make it again") -> Record:
+    """Build a dataclass from the plain types of a JSON file, lists as tuples and words of infinities as numbers.
+
+    Args:
+        kind: A dataclass whose fields are annotated.
+        plain: The fields as the file holds them.
+        where: What an error calls the file.
+        remedy: What to do about it.
+
+    Raises:
+        BadInput: If a field is missing, unknown, or not of its type.
+
+    Example:
+        >>> from casewise.core.records import State
+        >>> from_plain(State, {"step": "one"}, "policy.json")
+        Traceback (most recent call last):
+        casewise.core.errors.BadInput: policy.json: step must be int, got 'one'; make it again
+    """
+    try:
+        return _record(kind, plain, where)
+    except _Unfit as error:
+        raise BadInput(f"{error}; {remedy}") from None
+
+
+class _Unfit(Exception):
+    """A value is not of the type that its field has."""
+
+
+def _record(kind: type[Record], plain: Any, where: str) -> Record:
+    if not isinstance(plain, Mapping):
+        raise _Unfit(f"{where} must hold the fields of {kind.__name__}, got {plain!r:.60}")
+    hints: dict[str, Any] = _hints(kind)  # type: ignore[arg-type]
+    needed = {one.name for one in fields(kind) if one.default is MISSING and one.default_factory is MISSING}  # type: ignore[arg-type]
+    if wrong := sorted({*(set(plain) - set(hints)), *(needed - set(plain))}):
+        raise _Unfit(f"{where} {'has an unknown' if wrong[0] in plain else 'lacks the'} field {wrong[0]!r:.60}")
+    return kind(**{name: _typed(hints[name], value, f"{where}: {name}") for name, value in plain.items()})
+
+
+@lru_cache(maxsize=64)
+def _hints(kind: Any) -> dict[str, Any]:
+    hints = get_type_hints(kind)
+    return {one.name: hints[one.name] for one in fields(kind) if one.init}
+
+
+def _typed(hint: Any, value: Any, where: str) -> Any:
+    """Return a value as its annotation says; NaN is null in JSON. Annotations of other kinds are not checked."""
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin in (Union, UnionType):
+        if value is None and NoneType in inner:
+            return None
+        return _first(tuple(one for one in inner if one is not NoneType), value, where)
+    if origin is Literal and value in inner:
+        return value
+    if origin is tuple and isinstance(value, list | tuple) and (inner[-1] is ... or len(inner) == len(value)):
+        kinds = (inner[0],) * len(value) if inner[-1] is ... else inner
+        return tuple(_typed(one, part, where) for one, part in zip(kinds, value, strict=True))
+    if isinstance(origin, type) and issubclass(origin, Mapping) and isinstance(value, Mapping):
+        return {name: _typed(inner[1], part, f"{where}: {name!r:.60}") for name, part in value.items()}
+    if hint is float:
+        number = math.nan if value is None else numbered(value)
+        if isinstance(number, int | float) and not isinstance(number, bool):
+            return number
+    elif is_dataclass(hint) and isinstance(hint, type):
+        return value if isinstance(value, hint) else _record(hint, value, where)
+    elif isinstance(hint, EnumMeta) and value in list(hint):
+        return hint(value)
+    elif hint is Path and isinstance(value, str | Path):
+        return Path(value)
+    elif hint is Any:
+        return numbered(value)
+    elif type(value) is hint or not (isinstance(hint, type) or origin):
+        return value
+    raise _Unfit(f"{where} must be {getattr(hint, '__name__', hint)}, got {value!r:.60}")
+
+
+def _first(kinds: tuple[Any, ...], value: Any, where: str) -> Any:
+    """Return the value as the first of several annotations that it fits."""
+    for kind in kinds[:-1]:
+        try:
+            return _typed(kind, value, where)
+        except _Unfit:
+            continue
+    return _typed(kinds[-1], value, where)
