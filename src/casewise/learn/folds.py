@@ -26,6 +26,7 @@ from casewise.archive.layout import image_sha256, mask_sha256
 from casewise.core.durable import file_sha256, json_sha256, sweep, write_json
 from casewise.core.errors import BadInput, CasewiseError, Mismatch, NotFinite, TooFewCases, in_one_line
 from casewise.core.formats import json_text
+from casewise.core.processes import is_from_main, spawn
 from casewise.core.records import Case, Mask
 from casewise.core.seeds import seed_of
 from casewise.core.text import pluralize
@@ -117,7 +118,8 @@ def cross_fit(
         folder: Folder for the files. An interrupted run resumes here.
         folds: Number of folds; see :func:`deal`.
         unlabelled: Cases for ``Tuning.keep_close``.
-        workers: Processes; None for one per core, 1 for none beside this one.
+        workers: Processes; None for one per core, 1 for none beside this one. A model of a class that a script or a
+            notebook defines is trained in this process.
         on_progress: Called after every update with the fold, the number of its updates and the loss.
 
     Returns:
@@ -156,7 +158,7 @@ def cross_fit(
         own = replace(tuning, seed=seed_of(tuning.seed, f"fold-{number}") % 2**32)
         data = [cases[i] for i in mine], [labels[i] for i in mine]
         jobs.append(_Job(model, *data, own, unlabelled, folder, number, out, used))
-    count = min(workers or cores(), max(1, len(jobs)))
+    count = 1 if is_from_main(model) else min(workers or cores(), max(1, len(jobs)))
     if count == 1:
         for job in jobs:
             with _one_thread():
@@ -247,10 +249,8 @@ def _run(jobs: Sequence[_Job], count: int, told: OnFold) -> None:
         while waiting or running:
             while waiting and len(running) < count:
                 ours, theirs = context.Pipe(duplex=False)
-                process = context.Process(target=_serve, args=(theirs, waiting.pop(0)), daemon=True)
-                process.start()
+                running[ours] = spawn(_serve, theirs, waiting.pop(0), work=None)  # the model is not from a script
                 theirs.close()
-                running[ours] = process
             for pipe in wait(list(running)):
                 assert isinstance(pipe, Connection)
                 _listen(pipe, running, told)
@@ -270,7 +270,8 @@ def _listen(pipe: Connection, running: dict[Connection, Any], told: OnFold) -> N
         pipe.close()
         if process.exitcode:
             raise CasewiseError(
-                f"a process that trained a fold died with exit code {process.exitcode}, probably out of memory; "
+                f"a process that trained a fold died with exit code {process.exitcode}"
+                f"{', probably out of memory' if process.exitcode < 0 else ': its error is above'}; "
                 "run it again to go on with the folds that are finished, with fewer workers or a smaller batch"
             ) from None
         return

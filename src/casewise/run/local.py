@@ -25,6 +25,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any, Protocol
 
 from casewise.core.errors import BadInput, MissingExtra, in_one_line
+from casewise.core.processes import spawn
 from casewise.core.registry import Registry
 
 Work = Callable[[str], Any]
@@ -115,8 +116,7 @@ class _Worker:
     def __init__(self, work: Work, jobs: int) -> None:
         context = multiprocessing.get_context("spawn")
         self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=_serve, args=(theirs, work, jobs), daemon=True)
-        self.process.start()
+        self.process = spawn(_serve, theirs, work, jobs, work=work)
         theirs.close()
         self.case_id: str | None = None
         self.began: float | None = None
