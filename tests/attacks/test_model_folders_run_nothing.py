@@ -92,7 +92,7 @@ POISON: dict[str, tuple[str, Callable[[dict[str, Any]], None]]] = {
 def test_a_poisoned_model_folder_is_refused_and_runs_nothing(poison: Any, folder: Path, tmp_path: Path) -> None:
     edited(folder, *poison)
     write_scans(tmp_path, [1])
-    typed = ["-i", tmp_path / "images", "-o", tmp_path / "out", "-m", folder, "--policy", "m0", "--dry-run"]
+    typed = ["-i", tmp_path / "images", "-o", tmp_path / "out", "-m", folder, "--policy", "m0", "--set", "dry-run=true"]
     with pytest.raises(CasewiseError):
         CliRunner().invoke(app, [str(word) for word in typed], catch_exceptions=False)
     assert not (tmp_path / "proof").exists()

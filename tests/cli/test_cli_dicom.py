@@ -57,7 +57,7 @@ def test_series_go_in_and_masks_come_out_in_every_form(model: Path, studies: Pat
     policy = write_policy(tmp_path / "policy.json", Policy("fixed-k", "fixed-k", {"step": 1}, 1, adaptation=how))
     words = ("predict", "-i", studies, "-o", out, "-m", model, "--disable_tta", "-device", "cpu", "--policy", policy,
              "--set", "overlays=false", "--set", "contract=warn")  # fmt: skip
-    plan = json.loads(said(*words, "--dry-run", "--json").stdout)
+    plan = json.loads(said(*words, "--set", "dry-run=true", "--json").stdout)
     assert (len(plan["cases"]), plan["to_do"]) == (3, 3)
     assert not out.exists()  # not even the converted images
     result = said(*words, code=3)  # the torn series

@@ -134,7 +134,7 @@ def test_without_a_policy_it_says_how_to_get_one(data: Path, weights: Path) -> N
 
 
 def test_a_dry_run_writes_nothing(data: Path, weights: Path, fixed: Sequence[object]) -> None:
-    result = predicted(data, weights, *fixed, "--dry-run")
+    result = predicted(data, weights, *fixed, "--set", "dry-run=true")
     assert "case_0: 1 x 2 x 24 x 24, about" in result.output
     assert "4 cases, 4 to do" in result.output
     assert not (data / "out").exists()

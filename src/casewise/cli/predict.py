@@ -45,7 +45,7 @@ def predict(
     resume: bool = typer.Option(
         False, "--continue_prediction", "--c", help="Skip cases that are finished (checked by hash)."
     ),
-    dry_run: bool = typer.Option(False, "--dry-run", help="Print what would be done; write nothing."),
+    dry_run: bool = setting(False, help="Print what would be done; write nothing."),
     overwrite: bool = setting(False, help="Replace masks in -o that casewise did not write."),
     save_candidates: bool = setting(False, help="Keep the mask of every candidate."),
     keep_header: bool = setting(False, help="Copy the geometry of the image's NIfTI header to the mask."),
@@ -152,7 +152,7 @@ def _is_source(entry: PredictedCase) -> bool:
 
 
 def _flag_line(entry: PredictedCase, metric: str) -> str:
-    low = None if entry.decision is None else entry.decision.quality_low
+    low = None if entry.decision is None or entry.uncovered else entry.decision.quality_low
     return entry.case if low is None else f"{entry.case} (estimated {metric} at least {low:.2f})"
 
 

@@ -107,13 +107,8 @@ class StepProgress(AbstractContextManager["StepProgress"]):
         if step != self._step or self._shown is None:
             self.__exit__()
             self._step = step
-            self._shown = Progress(
-                total,
-                done=max(done - 1, 0),
-                unit=UNITS.get(step.partition(" ")[0], "part"),
-                title=step,
-                **self._options,
-            )
+            unit = UNITS.get(step.partition(" ")[0], "part")
+            self._shown = Progress(total, done=max(done - 1, 0), unit=unit, title=step, **self._options)
         self._shown.total = total
         for _ in range(done - self._shown.done):
             self._shown.step(f"{step}: {done} of {total}")

@@ -290,7 +290,7 @@ def bound_by_appearance(
     if not said:
         return decision, ""
     if not of_image:
-        unlike = f"the model's own mask is unlike those of the labelled images: {said[0]}"
+        unlike = f"the masks of this image are unlike those of the labelled ones: {said[0]}"
         return replace(decision, flagged=True), unlike
     reason = f"this image is unlike the labelled ones: {of_image[0]}"
     back = Decision(

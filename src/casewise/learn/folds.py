@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -281,21 +280,13 @@ def _listen(pipe: Connection, running: dict[Connection, Any], told: OnFold) -> N
 
 
 def _serve(pipe: Connection, job: _Job) -> None:
-    """Main function of a worker process: train one fold; exit when the parent process ends."""
-    threading.Thread(target=_end_with_the_run, daemon=True).start()
+    """Main function of a worker process: train one fold."""
     torch.set_num_threads(1)
     try:
         job(lambda *said: pipe.send(said))
     except CasewiseError as error:
         pipe.send(error)
     pipe.close()
-
-
-def _end_with_the_run() -> None:
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
 
 
 @contextmanager
