@@ -188,8 +188,9 @@ def test_names_of_labels_stand_on_the_page_in_tables_and_in_the_summary(tmp_path
     assert "LV (1): 1 hole" in written["cases.csv"]
     assert ",name,label," in written["labels.csv"].splitlines()[0]
     assert json.loads(written["summary.json"])["names"]["1"] == "LV"
+    plan(root, "labels.heart.max_holed_share = 0.05", '"observed"')
     renamed = json.loads(run(*words, "--label-names", "1=heart", "--json").output)
-    assert (renamed["names"], renamed["verdict"]) == ({"1": "heart"}, "undecided")  # no label is called LV
+    assert (renamed["names"], renamed["verdict"]) == ({"1": "heart"}, "rejected")
     (root / "old" / "dataset.json").write_text('{"labels": {"background": 0, "LV": 2, "MYO": 1}}')
     plan(root, "max_holed_share = 1", '"observed"')
     swapped = run(*words)
@@ -268,7 +269,7 @@ def test_a_table_of_the_user_is_never_replaced_by_one_of_the_outputs(tmp_path):
     root = update(tmp_path, cases=2)
     before = (root / "cases.csv").read_text()
     result = run("compare", root / "old", root / "new", "--cases", root / "cases.csv", "-o", root)
-    assert "holds cases.csv, which no casewise compare wrote" in str(result.exception)
+    assert "holds cases.csv, which casewise compare did not write" in str(result.exception)
     assert (root / "cases.csv").read_text() == before
     for _ in range(2):  # what a comparison wrote itself is replaced by the next
         assert run("compare", root / "old", root / "new", "-o", root / "out").exit_code == 0
@@ -335,9 +336,28 @@ def test_a_spacing_that_a_converter_may_have_made_up_is_said_once(tmp_path, spac
     assert (tmp_path / "out" / "report.html").read_text().count("1 x 1 x 1") == doubted
 
 
-def test_a_subgroup_without_a_case_is_named(tmp_path):
+@pytest.mark.parametrize(
+    ("criteria", "sentence"),
+    [
+        ('groups."site Z".max_ha = 0.9', "on group site Z, which no case has; there are: A, B"),
+        ("labels.LA.max_ha = 0.9", "on label LA, which no case has; there are: none; name them: --label-names"),
+        ("each_group.max_ha = 0.9", "on each_group, which no case has; there are: none; name them: --cases"),
+        ("max_ha = 0.9", "max_ha on all needs labels; give them with -l"),
+        ('max_changed_share = 0.9\n[measures]\nef = "volume(3, ED)"', "measure ef: no case is a scan ED"),
+    ],
+)
+def test_a_plan_on_what_is_not_there_is_refused_before_the_new_masks_are_opened(tmp_path, criteria, sentence):
     root = update(tmp_path, cases=6)
-    plan(root, 'max_ha = 0.9\ngroups."site Z".max_ha = 0.9')
-    words = ["compare", root / "old", root / "new", "-l", root / "labels", "--cases", root / "cases.csv"]
-    result = run(*words, "--plan", root / "plan.toml", "-o", root / "out")
-    assert "no case with a label in group site Z" in result.output
+    words = ["compare", root / "old", root / "new", *plan(root, criteria), "-o", root / "out"]
+    words += [] if "needs labels" in sentence else ["-l", root / "labels"]
+    words += ["--cases", root / "cases.csv"] if "site Z" in sentence else []
+    assert sentence in str(run(*words).exception)
+    assert "new-opened" not in (root / "plan.log.jsonl").read_text()  # the plan can be mended in time
+
+
+def test_a_criterion_that_no_case_can_be_judged_by_is_not_called_a_matter_of_too_few_patients(tmp_path):
+    root = update(tmp_path, cases=6)
+    words = ["compare", root / "old", root / "new", "-l", root / "labels", "-o", root / "out"]
+    result = run(*words, *plan(root, "labels.7.max_ha = 0.9"))
+    assert result.exit_code == 5
+    assert result.output.startswith("Not decided: there is no case to judge max_ha on label 7; no criterion is broken.")

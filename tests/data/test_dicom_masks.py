@@ -98,7 +98,7 @@ def test_segmentations_come_back_voxel_by_voxel_on_the_grid_of_their_images(tmp_
     series = series_of(tmp_path, orientation=orientation, step_mm=step)
     (tmp_path / "seg").mkdir()
     objects.write_segmentation(tmp_path / "seg" / "a.dcm", truth(), series, classes=CLASSES, kind=kind)
-    ((folder,), _) = nifti_folders([tmp_path / "seg"], tmp_path / "keep", images=tmp_path / "images")
+    ((folder,), _, _) = nifti_folders([tmp_path / "seg"], tmp_path / "keep", images=tmp_path / "images")
     read = read_volume(folder / "a.nii.gz")
     assert np.array_equal(read.voxels, truth())
     assert np.allclose(read.geometry.affine, read_series(series).geometry.affine, atol=1e-4)
@@ -108,7 +108,7 @@ def test_segmentations_come_back_voxel_by_voxel_on_the_grid_of_their_images(tmp_
 def test_fractional_segments_are_cut_at_one_half(tmp_path):
     series, mask = series_of(tmp_path), (truth() == 1).astype(np.uint8)
     fractional(tmp_path / "seg" / "a.dcm", mask, series)
-    ((folder,), _) = nifti_folders([tmp_path / "seg"], tmp_path / "keep", images=tmp_path / "images")
+    ((folder,), _, _) = nifti_folders([tmp_path / "seg"], tmp_path / "keep", images=tmp_path / "images")
     assert np.array_equal(read_volume(folder / "a.nii.gz").voxels, mask)
 
 
@@ -118,7 +118,7 @@ def test_contours_are_filled_on_their_slices_and_a_contour_within_a_contour_is_a
     box[2:9, 2:8], hole[4:6, 4:6] = True, True
     outlines = [contours(box, series, 2), contours(hole, series, 2), contours(box, series, 3)]
     write_rtstruct(tmp_path / "rt" / "a.dcm", series, {"RV": outlines})
-    ((folder,), _) = nifti_folders([tmp_path / "rt"], tmp_path / "keep", images=tmp_path / "images")
+    ((folder,), _, _) = nifti_folders([tmp_path / "rt"], tmp_path / "keep", images=tmp_path / "images")
     expected = np.zeros(SHAPE, np.uint8)
     expected[2:4, 2:9, 2:8] = 1
     expected[2, 4:6, 4:6] = 0
@@ -202,6 +202,33 @@ def test_what_cannot_be_placed_is_said(tmp_path):
     with pytest.raises(BadInput, match="a contour of LV lies on no slice"):
         nifti_folders([tmp_path / "rt"], tmp_path / "keep", images=tmp_path / "images")
     assert not is_mask_folder(tmp_path / "images")
+
+
+def test_a_damaged_file_costs_only_its_own_case_and_cases_are_called_after_folders(tmp_path):
+    """Exports give all patients files of one name, in a folder for each patient."""
+    for patient in ("P1", "P2", "P3", "P4"):
+        series = series_of(tmp_path, patient)
+        for name in ("ai", "signed"):
+            (tmp_path / name / patient).mkdir(parents=True)
+            objects.write_segmentation(tmp_path / name / patient / "seg.dcm", truth(), series, classes=CLASSES)
+    cut, headless = (tmp_path / "ai" / patient / "seg.dcm" for patient in ("P2", "P3"))
+    cut.write_bytes(cut.read_bytes()[:-40])
+    stored = pydicom.dcmread(headless)
+    del stored.ReferencedSeriesSequence
+    stored.save_as(headless)
+    found = casewise.compare(tmp_path / "ai", tmp_path / "signed", out=tmp_path / "out")
+    assert [case.id for case in found.cases] == ["P1", "P4"]
+    said = {problem.case: problem.message for problem in found.problems if problem.kind == "unreadable"}
+    assert "P2/seg.dcm" in said["P2"]
+    assert any("P3/seg.dcm does not say what it is about" in message for message in said.values())
+    assert (found.exit_code, found.pairs) == (3, 5)
+    (tmp_path / "ai" / "P4" / "seg.dcm").unlink()  # nothing of an earlier run stands for a mask that is gone
+    assert len(casewise.compare(tmp_path / "ai", tmp_path / "signed", out=tmp_path / "out").cases) == 1
+    words = ["qc", tmp_path / "ai", tmp_path / "signed", "-o", tmp_path / "qc"]
+    assert CliRunner().invoke(app, [str(word) for word in words]).exit_code == 3
+    rows = (tmp_path / "qc" / "qc.csv").read_text()
+    assert "P4" in rows
+    assert "P2/seg.dcm" in rows
 
 
 def test_polygons_hold_the_pixels_whose_centers_lie_inside():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 from scipy import stats
 from worlds.updates import heart, update, write
@@ -42,25 +44,36 @@ def test_the_template_is_a_plan_and_each_commented_line_is_one_too(tmp_path):
     [
         ("", "has no criterion"),
         ("[protocol.criteria]\nmax_mean_drp = 0.1", "Did you mean 'max_mean_drop'"),
-        ("[protocol.criteria]\nmax_ha = 3", "its limit is from 0 to 1"),
+        ("[protocol.criteria]\nmax_ha = 3", "its limit must be from 0 to 1"),
         ("[protocol.criteria.measures.ef]\nmax_error_rise = 3", "measure 'ef', which the plan does not declare"),
         (f"[protocol.criteria.measures.ef]\nmax_ha = 0.1\n{EF}", "max_ha is no criterion on a measure"),
         ("[protocol.criteria]\nmax_error_rise = 3", "is a criterion on a measure"),
         ('[protocol.criteria]\nmax_ha=0.1\n[measures]\nx = "__import__(1)"', "measure x: .*is not expected there"),
-        ("[protocol]\npatients = 0\n[protocol.criteria]\nmax_ha = 0.1", "patients is a whole number of at least 1"),
+        (
+            "[protocol]\npatients = 0\n[protocol.criteria]\nmax_ha = 0.1",
+            "patients must be a whole number of at least 1",
+        ),
         ("[protocol]\npatients = 5\n[protocol.criteria]\nmax_ha = 0.1", "5 patients can never show max_ha <= 0.1"),
         ("[protocol]\npatients = 5\n[protocol.criteria]\nmax_ha = 0", "no sample can show max_ha <= 0"),
         ("[protocol]\nconfidence = 2\n[protocol.criteria]\nmax_ha = 0.1", "or 'observed'"),
         ("[protocol.criteria]\nmin_mean_gain = 0.01\nmax_changed_share = 0", "lets no case change"),
-        ("[protocol.criteria]\nmin_mean_gain = 0.01\nmax_mean_drop = -0.02", "asks for more than min_mean_gain"),
+        ("[protocol.criteria]\nmin_mean_gain = 0.01\nmax_mean_drop = -0.02", "exceeds min_mean_gain"),
         ("[protocl]\n", "a plan has no 'protocl'"),
         ("[protocol]\npatient = 3", "\\[protocol\\] has no 'patient'"),
         ("protocol = 3", "is a table"),
         ("[protocol.criteria]\nmax_mean_drop = {limit = 0.1, sd = 0}", "above 0"),
-        ("[protocol.criteria.a.b.c]\nx = 1", "nested too deep"),
+        ("[protocol.criteria.a.b.c]\nx = 1", "no criterion is called 'a'"),
         ("[", "is no TOML"),
         ("x = " + "[" * 5000, "is no TOML"),
         ("# " + "x" * (10 * 2**20), r"is 10\.0 MB; a plan has at most 256 kB"),
+        ("[protocol]\npatients = 1" + "0" * 5000, "is no TOML"),
+        ("[protocol.criteria]\nmax_mean_drop = 1" + "0" * 400, "max_mean_drop is a number or"),
+        ("[protocol.criteria]\nmax_mean_drop = nan", "got nan"),
+        ("[protocol.criteria]\nmax_ha = 0", "no sample can show max_ha <= 0"),
+        ('[protocol.criteria]\nmax_ha=0.1\n[measures]\nx = "LV * 1e999"', "measure x"),
+        ('[protocol.criteria]\nmax_ha=0.1\n[measures]\nx = "LV * True"', "measure x"),
+        ('[protocol.criteria]\nmax_ha=0.1\n[measures.x]\nformula = "LV"\ndecision = "< 1e999"', "measure x"),
+        ('[protocol.data]\nlabel = "ab"\n[protocol.criteria]\nmax_ha = 0.1', "has no 'label'; it has old, new, labels"),
         ('[description]\nchange = ["a"]\n[protocol.criteria]\nmax_ha = 0.1', "description.change"),
     ],
 )
@@ -101,7 +114,7 @@ def test_the_number_of_patients_for_a_mean_is_that_of_the_t_test(tmp_path):
         power = stats.nct.sf(stats.t.ppf(0.95, count - 1), count - 1, 0.5 * count**0.5)
         assert bool(power >= 0.8) is enough
     (unknown, _) = how_many(plan(tmp_path, "max_mean_drop = 0.01"))
-    assert "say sd" in unknown.why
+    assert "give sd" in unknown.why
     (gain, _) = how_many(
         plan(tmp_path, "min_mean_gain = {limit = 0.0, expected = 0.01, sd = 0.02}\nmax_harmed_share=1")
     )
@@ -138,6 +151,7 @@ def test_a_plan_that_was_changed_after_the_first_look_is_named(tmp_path):
 def test_a_plan_that_came_late_and_an_edited_log_are_named(tmp_path):
     (note,) = sealed(tmp_path, compared_before=True).notes
     assert "compared before the plan was sealed" in note
+    assert sealed(tmp_path).notes == (note,)  # another -o does not make it forgotten
     log = log_of(tmp_path / "plan.toml")
     log.write_text(log.read_text().replace("plan-sealed", "plan-seale"))
     assert "the log of the plan was edited" in sealed(tmp_path).notes[0]
@@ -160,3 +174,16 @@ def test_folders_have_a_verdict_in_python_and_its_first_line_says_what_became_of
     path.write_text(path.read_text().replace("abc", changed.hashes["label"]))
     assert len(casewise.compare(root / "old", root / "new", **options).notes) == 1
     assert Chain(log_of(path)).lines()[-1]["verdict"] == "accepted"
+
+
+def test_a_folder_that_holds_an_earlier_comparison_speaks_only_of_masks_that_were_there_then(tmp_path):
+    root = update(tmp_path, cases=4, wrong=False)
+    options = {"labels": root / "labels", "out": root / "out"}
+    path = written(root, '[protocol]\nconfidence = "observed"\n[protocol.criteria]\nmax_ha = 0.5\n')
+    casewise.compare(root / "old", root / "new", **options)
+    assert "compared before" in casewise.compare(root / "old", root / "new", plan=path, **options).notes[0]
+    later = (root / "out" / "cases.jsonl").stat().st_mtime + 60
+    for mask in (root / "new").iterdir():  # the next version, after that comparison
+        mask.write_bytes(mask.read_bytes() + b"\0")
+        os.utime(mask, (later, later))
+    assert casewise.compare(root / "old", root / "new", plan=path, **options).notes == ()

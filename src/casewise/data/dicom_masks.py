@@ -11,6 +11,8 @@ lies inside an odd number of the structure's contours on its slice, so a contour
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from casewise.core.durable import replacing, write_durably
-from casewise.core.errors import BadInput, MissingExtra, UnsafeInput
+from casewise.core.errors import BadInput, CasewiseError, MissingExtra, UnsafeInput, in_one_line
 from casewise.core.formats import json_text
 from casewise.core.records import Mask, made_case_id
 from casewise.data.dicom_objects import LABEL
@@ -82,24 +84,28 @@ def _modality(path: Path) -> str:
 
 def nifti_folders(
     folders: Sequence[Path | None], keep: Path, *, images: Path | None = None
-) -> tuple[list[Path | None], Path | None]:
+) -> tuple[list[Path | None], Path | None, dict[str, str]]:
     """Convert folders with DICOM masks to NIfTI; other folders are returned unchanged.
 
     Args:
         folders: Folders with masks; None stays None.
-        keep: Where the NIfTI files are written: ``keep/0``, ``keep/1``, ... in the order of the folders.
+        keep: Folder for the NIfTI files: ``keep/0``, ``keep/1``, ... in the order of the folders.
         images: Folder with the image series, which gives every mask the grid of its series.
 
     Returns:
-        The folders to read instead, and a table with the patient (a hash) of each case; None where nothing was DICOM.
+        The folders to read instead; a table with the patient (a hash) of each case, None where nothing was DICOM; and
+        by case why its masks are left out: a file cannot be read, contours have no grid, a structure does not fit it.
 
     Raises:
-        BadInput: A file cannot be read, its contours have no grid, or a structure does not fit the grid.
+        BadInput: No mask can be used, or two files give one structure different label numbers.
     """
     ours = {at: folder for at, folder in enumerate(folders) if folder is not None and is_mask_folder(folder)}
     if not ours:
-        return list(folders), None
-    found = {at: find_mask_objects(folder) for at, folder in ours.items()}
+        return list(folders), None, {}
+    for stale in (file for name in (*map(str, ours), IMAGES) for file in (keep / name).glob("*.nii.gz")):
+        stale.unlink()  # of an earlier run, perhaps of masks that are gone
+    refused: dict[str, str] = {}
+    found = {at: find_mask_objects(folder, refused) for at, folder in ours.items()}
     every = [one for objects in found.values() for one in objects]
     numbers = label_numbers(every)
     ids = _case_ids(every)
@@ -108,28 +114,52 @@ def nifti_folders(
         members = {at: [one for one in objects if one.series_uid == series_uid] for at, objects in found.items()}
         series = shown.get(series_uid)
         grid = None if series is None else MaskGrid(_TO_RAS @ series.affine[:, _REVERSED], series.shape)
-        masks = read_masks(members, numbers, grid)
-        if series is not None:
+        try:
+            masks = read_masks(members, numbers, grid)
+            image = None if series is None else read_series(series)
+        except MissingExtra:
+            raise
+        except Exception as error:  # highdicom raises many kinds on damaged files, and the other cases go on
+            files = ", ".join(_placed_name(one.path) for objects in members.values() for one in objects)
+            damaged = f"{files}: {in_one_line(error)}; export it again"
+            refused[ids[series_uid]] = str(error) if isinstance(error, CasewiseError) else damaged
+            continue
+        if image is not None:
             with replacing(keep / IMAGES / f"{ids[series_uid]}.nii.gz") as temporary:
-                write_volume(temporary, read_series(series))
+                write_volume(temporary, image)
         for at, (mask, grid) in masks.items():
             volume = placed_volume(mask, _TO_RAS @ grid.affine[:, _REVERSED])
             path = keep / str(at) / f"{ids[series_uid]}.nii.gz"
             path.parent.mkdir(parents=True, exist_ok=True)
             with replacing(path) as temporary:
                 write_volume(temporary, volume)
+    if not set(ids.values()) - set(refused):
+        raise BadInput("; ".join(list(refused.values())[:3]))
     for at in ours:
         names = {"background": 0, **numbers}
         write_durably(keep / str(at) / "dataset.json", json_text({"labels": names}, indent=1).encode())
     patients = {ids[one.series_uid]: one.patient for one in every}
     rows = ["case,cluster", *(f"{case_id},{patient}" for case_id, patient in sorted(patients.items()))]
     write_durably(keep / "cases.csv", ("\n".join(rows) + "\n").encode())
-    return [keep / str(at) if at in ours else folder for at, folder in enumerate(folders)], keep / "cases.csv"
+    read = [keep / str(at) if at in ours else folder for at, folder in enumerate(folders)]
+    return read, keep / "cases.csv", refused
 
 
-def find_mask_objects(folder: Path) -> list[MaskObject]:
-    """Find every SEG and RTSTRUCT below a folder; other DICOM files are ignored."""
-    return [_object(path) for path in plain_files(folder) if is_dicom(path) and _modality(path) in KINDS]
+def find_mask_objects(folder: Path, refused: dict[str, str]) -> list[MaskObject]:
+    """Find every SEG and RTSTRUCT below a folder; damaged ones go into ``refused``, other DICOM files are ignored."""
+    found = []
+    for path in plain_files(folder):
+        if is_dicom(path) and _modality(path) in KINDS:
+            try:
+                found.append(_object(path))
+            except BadInput as error:
+                refused[made_case_id(_placed_name(path))] = str(error)
+    return found
+
+
+def _placed_name(path: Path) -> str:
+    """Name a file with its folder, because exports give all patients files of one name."""
+    return f"{path.parent.name}/{path.name}"
 
 
 def _object(path: Path) -> MaskObject:
@@ -144,7 +174,7 @@ def _object(path: Path) -> MaskObject:
             series_uid = str(study.RTReferencedSeriesSequence[0].SeriesInstanceUID)
             names, values = {int(one.ROINumber): str(one.ROIName).strip() for one in header.StructureSetROISequence}, {}
     except (AttributeError, KeyError, IndexError, ValueError) as error:
-        raise BadInput(f"{path.name} does not say what it is about ({error}); export it again") from error
+        raise BadInput(f"{_placed_name(path)} does not name its series ({error}); export it again") from error
     patient = f"patient-{short_hash(str(header.get('PatientID', '') or series_uid))}"
     return MaskObject(path, kind, series_uid, patient, names, values)
 
@@ -178,12 +208,17 @@ def label_numbers(objects: Iterable[MaskObject]) -> dict[str, int]:
 
 
 def _case_ids(objects: Sequence[MaskObject]) -> dict[str, str]:
-    """Name the case of each series after its first file; equal names get a part of the hash of the UID."""
-    stems: dict[str, str] = {}
+    """Name the case of each series after its first file, or after the folder of it where several share that name.
+
+    Names that are still equal get a part of the hash of the UID.
+    """
+    stems = {one.path: re.sub(r"(\.seg|\.rtstruct)?(\.dcm)?$", "", one.path.name) for one in objects}
+    count = Counter(stem for stem, _ in {(stems[one.path], one.series_uid) for one in objects})
+    names: dict[str, str] = {}
     for one in objects:
-        name = one.path.name.removesuffix(".dcm").removesuffix(".seg").removesuffix(".rtstruct")
-        stems.setdefault(one.series_uid, made_case_id(name))
-    return told_apart(stems, "-")
+        stem = stems[one.path]
+        names.setdefault(one.series_uid, made_case_id(stem if count[stem] == 1 else one.path.parent.name))
+    return told_apart(names, "-")
 
 
 def read_masks(
@@ -225,7 +260,8 @@ class _Segmentation:
         try:
             return segread(self.about.path)
         except Exception as error:  # highdicom raises many kinds on damaged files
-            raise BadInput(f"{self.about.path.name} cannot be read ({' '.join(str(error).split())})") from error
+            name = _placed_name(self.about.path)
+            raise BadInput(f"{name} cannot be read ({' '.join(str(error).split())}); export it again") from error
 
     @cached_property
     def grid(self) -> MaskGrid:
@@ -242,7 +278,7 @@ class _Segmentation:
         return np.asarray(volume.array)[..., 0] >= FRACTION
 
     def labelmap(self) -> NDArray[Any] | None:
-        """All segments at once where they cannot overlap."""
+        """All segments in one pass if they cannot overlap."""
         if str(self._stored.SegmentationType) == "FRACTIONAL":
             return None
         volume = self._stored.get_volume(combine_segments=True, skip_overlap_checks=True, allow_missing_positions=True)
@@ -314,9 +350,7 @@ def _fill(mask: Mask, grid: MaskGrid, about: MaskObject, numbers: Mapping[str, i
             index = (inverse[:3, :3] @ points.T + inverse[:3, 3:]).T
             at = round(float(index[:, 0].mean()))
             if float(np.abs(index[:, 0] - at).max()) > 0.5 or not 0 <= at < grid.shape[0]:
-                raise BadInput(
-                    f"{about.path.name}: a contour of {name} lies on no slice of its series; give its images with -i"
-                )
+                raise BadInput(f"{about.path.name}: a contour of {name} lies on no slice; give its images with -i")
             plane = planes.setdefault(at, np.zeros(grid.shape[1:], bool))
             plane ^= filled_polygon(index[:, 1:], grid.shape[1:])
         for at, plane in planes.items():

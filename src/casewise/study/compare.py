@@ -32,7 +32,16 @@ from casewise.study.acceptance import MET, UNDECIDED, Check, checks_of, verdict_
 from casewise.study.clinical import MeasureResult, measure_checks, measure_results, volume_results
 from casewise.study.compared_cohort import GOOD, ComparedCase, Comparisons, comparison_of
 from casewise.study.compared_pairs import LOG, CompareCase, MadeOnDemand, Settings, case_log, compare_pairs
-from casewise.study.plan import ChangePlan, Seal, log_opened, log_verdict, read_measures, read_plan, seal_plan
+from casewise.study.plan import (
+    ChangePlan,
+    Seal,
+    check_fits,
+    log_opened,
+    log_verdict,
+    read_measures,
+    read_plan,
+    seal_plan,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -198,12 +207,12 @@ def compare(old: Any, new: Any, label: Any = None, **options: Any) -> Comparison
     """
     if isinstance(old, str | os.PathLike) and isinstance(new, str | os.PathLike):
         if label is not None:
-            raise BadInput("two folders take their labels by name: compare(old, new, labels=folder)")
+            raise BadInput("for two folders give the labels as a folder: compare(old, new, labels=folder)")
         return compare_folders(old, new, **options)
     label = options.pop("labels", None) if label is None else label
     if _is_mask(old) and _is_mask(new):
         if options.keys() & {"ids", "clusters", "groups"}:
-            raise BadInput("ids, clusters and groups describe many cases; pass sequences of masks with them")
+            raise BadInput("ids, clusters and groups need sequences of masks, not two single masks")
         return comparison(old, new, label, **options)
     if any(_is_mask(one) or isinstance(one, str | os.PathLike) for one in (old, new)):
         raise BadInput("compare takes two masks, two sequences of masks or two folders, got one of each")
@@ -231,7 +240,7 @@ def _each(
     ended = object()
     for at, masks in enumerate(zip_longest(*given, fillvalue=ended)):
         if any(mask is ended for mask in masks):
-            raise BadInput(f"old, new and label must have as many masks each; one of them ended after {at}")
+            raise BadInput(f"old, new and label must have equal numbers of masks; one of them ended after {at}")
         group, cluster = (None if of is None else of[at] for of in (groups, clusters))
         yield ComparedCase(str(at) if ids is None else ids[at], comparison(*masks, **options), group, cluster)
 
@@ -268,10 +277,10 @@ def compare_folders(
         plan: ``plan.toml`` with criteria and measures; it is sealed before the new masks are opened.
         measures: ``measures.toml``, where there is no plan.
         label_names: Names of labels: ``1=LV,2=MYO`` or a dataset.json; by default the one beside the masks.
-        zero_is_label: Whether label 0 is a class; by default where it has a name other than background.
+        zero_is_label: True if label 0 is a class; by default where it has a name other than background.
         allow: Kinds of problems that do not count as failures.
         good: A case at or above this metric is good; good before and not now is a flip.
-        out: Folder for cases.jsonl, so that a repeated run compares only what changed; without it nothing is written.
+        out: Folder for cases.jsonl, so that a repeated run compares only changed pairs; without it nothing is written.
         engine: Runs many pairs at a time; by default this process runs one after the other.
         fresh: Compare every pair again.
         progress: Called with the stream of results and their number; returns the stream to read.
@@ -295,14 +304,17 @@ def compare_folders(
         seal = None
         if judged_by is not None:
             log = None if out is None else Path(out) / LOG
-            seal = seal_plan(judged_by, _listed(Path(new)), compared_before=log is not None and log.is_file())
+            masks = _listed(Path(new))
+            seal = seal_plan(judged_by, masks, compared_before=_is_younger(log, masks))
             if converts := is_mask_folder(Path(new)):  # reading DICOM masks opens them
                 seal = log_opened(judged_by, seal)
-        folders, places = _readable(Path(old), Path(new), given, keep)
+        folders, places, refused = _readable(Path(old), Path(new), given, keep)
         found = find_pairs(folders[0], folders[1], **places)
         pairs = {pair.id: pair for pair in found}
         called, at_odds = names_of_labels(label_names, folders)
         check_names(declared, called)
+        if judged_by is not None:
+            check_fits(judged_by, found, called, labelled=labels is not None)
         settings = Settings(
             **options,
             zero_is_label=_names_zero(called) if zero_is_label is None else zero_is_label,
@@ -326,6 +338,7 @@ def compare_folders(
         good=good,
         names=called,
         at_odds=at_odds,
+        refused=refused,
         files=pairs,
         settings=settings,
     )
@@ -341,19 +354,29 @@ def _listed(folder: Path) -> list[Path]:
     return masks or [path for path in files if path.suffix.lower() in ("", ".dcm", ".ima")]
 
 
+def _is_younger(log: Path | None, masks: Sequence[Path]) -> bool:
+    """Return True if a comparison wrote this log after the masks were made, so that it may have been one of them."""
+    if log is None or not log.is_file():
+        return False
+    return log.stat().st_mtime >= max((path.stat().st_mtime for path in masks if path.exists()), default=0.0)
+
+
 def _readable(
     old: Path, new: Path, places: Mapping[str, Folder | None], keep: Path
-) -> tuple[list[Path], dict[str, Path | None]]:
-    """Return the folders of old, new and labels, and further inputs; DICOM masks become NIfTI files in ``keep``."""
+) -> tuple[list[Path], dict[str, Path | None], dict[str, str]]:
+    """Return the folders of old, new and labels, further inputs, and by case why a mask is left out.
+
+    DICOM masks become NIfTI files in ``keep``.
+    """
     given = {name: None if at is None else Path(at) for name, at in places.items()}
-    read, patients = nifti_folders([old, new, given["labels"]], keep, images=given["images"])
+    read, patients, refused = nifti_folders([old, new, given["labels"]], keep, images=given["images"])
     folders = [folder for folder in read if folder is not None]
     if patients is not None:
         given["cases"] = given["cases"] or patients
         given["images"] = keep / IMAGES if (keep / IMAGES).is_dir() else given["images"]
     if given["labels"] is not None:
         given["labels"] = folders[2]
-    return folders, given
+    return folders, given, refused
 
 
 def _names_zero(names: Mapping[int, str]) -> bool:
@@ -369,8 +392,8 @@ def check_place(out: Path, folders: Iterable[Path | None]) -> None:
     there = [name for name in WRITTEN if (out / name).exists()]
     if there and not (out / LOG).exists():
         raise BadInput(
-            f"{out} holds {', '.join(there)}, which no casewise compare wrote and this run would replace; "
-            "choose another folder with -o"
+            f"{out} holds {', '.join(there)}, which casewise compare did not write and this run would replace; "
+            f"choose another folder with -o"
         )
 
 
@@ -384,13 +407,15 @@ def outcome_of(
     good: float = GOOD,
     names: Mapping[int, str] | None = None,
     at_odds: Sequence[str] = (),
+    refused: Mapping[str, str] | None = None,
     files: Mapping[str, Pair] | None = None,
     settings: Settings | None = None,
 ) -> Outcome:
     """Compute the summary, the verdict and the problems from the lines of all pairs, in any order.
 
     ``lines`` (those of :func:`case_log`) are read a few times and not kept. ``names`` are the names of the labels;
-    ``at_odds`` holds a sentence for each label that the two folders name differently.
+    ``at_odds`` holds a sentence for each label that the two folders name differently, ``refused`` one for each case
+    whose masks could not be read.
     """
     known = Registry("kind of problem", KINDS)
     allowed = {kind for kind in allow if known[kind]}
@@ -401,7 +426,7 @@ def outcome_of(
         found = comparison_of(line["comparison"])
         return ComparedCase(intern(line["case"]), found, line["group"], line["cluster"], line["scan"])
 
-    compared, problems = [], []
+    compared, problems = [], [(case_id, "unreadable", message) for case_id, message in (refused or {}).items()]
     hashes: dict[str, dict[str, str]] = {}
     for at, line in enumerate(lines):  # one by one: a line is much larger than what is kept of it
         problems += [(line["case"], one["kind"], one["message"]) for one in line["problems"]]
@@ -421,17 +446,17 @@ def outcome_of(
     problems += [("dataset.json", "labels", message) for message in at_odds]
     labels = [number for number in cohort.label_numbers if number or not settings.zero_is_label]
     values, measured = measure_results(cases, declared, names)
-    measured = [*volume_results(cohort.cohort, labels, names), *measured]
+    measured += volume_results(cohort.cohort, labels, names)
     folders = {side: json_sha256(dict(sorted(of.items()))) for side, of in hashes.items()}
     checks: tuple[Check, ...] = ()
     if plan is not None:
-        checks = (*checks_of(plan.acceptance, cases, names), *measure_checks(values, plan.measure_criteria))
+        checks = (*checks_of(plan.acceptance, cohort.cohort, names), *measure_checks(values, plan.measure_criteria))
         checks = (*checks, *_patients_check(plan, cohort))
     return Outcome(
         cohort,
         checks,
         tuple(Problem(kind, case_id, message, kind in allowed) for case_id, kind, message in problems),
-        len(lines),
+        len(lines) + len(refused or {}),
         names,
         tuple(measured),
         plan,
@@ -464,7 +489,7 @@ def _notes(plan: ChangePlan, seal: Seal, folders: Mapping[str, str]) -> Iterator
     for side, sha256 in plan.data.items():
         found = folders.get("label" if side == "labels" else side)
         if found != sha256:
-            yield f"the {side} are not those of the plan (sha256 {(found or 'none')[:12]}, planned {sha256[:12]})"
+            yield f"the {side} differ from those of the plan (sha256 {(found or 'none')[:12]}, planned {sha256[:12]})"
 
 
 def csv_rows(outcome: Outcome) -> Iterator[tuple[str, dict[str, Any]]]:

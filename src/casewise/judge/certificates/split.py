@@ -25,6 +25,7 @@ from casewise.core.records import Policy
 from casewise.core.seeds import RESAMPLING_SEED
 from casewise.core.text import UNIT
 from casewise.data.splits import cluster_of
+from casewise.judge.calibration.adoption import patients_for_chance
 from casewise.judge.certificates.certificate import Certificate
 from casewise.judge.certificates.certify_router import Promise, certify_router
 from casewise.judge.certificates.risk_control import patients_needed
@@ -46,17 +47,18 @@ class PromiseSplit:
         return max(0.0, self.alpha * (len(self.certifying) + 1) - 1)
 
     def sentence(self) -> str:
-        """Return what the promise costs, as a sentence."""
+        """Return the cost of the promise, as a sentence."""
         return (
             f"{len(self.learning)} {UNIT[1]} learn and choose, {len(self.certifying)} others certify a risk of at most "
             f"{self.alpha:g} and take no part in learning; they may lose {self.tolerated:.2g} in total before cases "
             "must be rolled back to M0. Without a promise all of them would learn, and only estimates would be printed"
+            f"{_too_few_to_adopt(len(self.learning))}"
         )
 
 
 def smallest_promise(patients: int) -> float | None:
-    """Return the smallest alpha, to two digits, that so many patients can certify; None where they are too few."""
-    certifying = patients - FEWEST_LEARNING
+    """Return the smallest alpha, to two digits, beside which enough patients learn; None if there are too few."""
+    certifying = patients - max(FEWEST_LEARNING, patients_for_chance())
     return math.ceil(100 / (certifying + 1)) / 100 if certifying > 0 else None
 
 
@@ -71,7 +73,7 @@ def split_for_promise(patients: Iterable[str], alpha: float) -> PromiseSplit:
         alpha: The risk that is to be promised.
 
     Returns:
-        Who learns and who certifies.
+        The patients for learning and those for certifying.
 
     Raises:
         TooFewCases: Fewer than :data:`FEWEST_LEARNING` patients would remain for learning.
@@ -88,8 +90,8 @@ def split_for_promise(patients: Iterable[str], alpha: float) -> PromiseSplit:
         less = "" if least is None else f"promise {least:g}, the smallest with {len(names)}, "
         raise TooFewCases(
             f"a promise of at most {alpha:g} needs {needed + FEWEST_LEARNING} labelled {UNIT[1]} ({needed} to certify "
-            f"it and {FEWEST_LEARNING} to learn), got {len(names)}. Label more, {less}or leave the promise out: then "
-            "all of them learn and the gain is an estimate"
+            f"it and {FEWEST_LEARNING} to learn), got {len(names)}{_too_few_to_adopt(FEWEST_LEARNING)}. Label more, "
+            f"{less}or leave the promise out: then all of them learn and the gain is an estimate"
         )
     more = round(1 / alpha)
     while needed + more <= len(names) // 2:
@@ -100,6 +102,11 @@ def split_for_promise(patients: Iterable[str], alpha: float) -> PromiseSplit:
     )
 
 
+def _too_few_to_adopt(learning: int) -> str:
+    least = patients_for_chance()
+    return "" if learning >= least else f"; nothing is deployed but M0 unless {least} {UNIT[1]} learn"
+
+
 def certify_held_out(
     archive: Archive, policy: Policy, split: PromiseSplit, *, loss: str = "harmed", margin: float = 0.01
 ) -> tuple[Certificate, Policy]:
@@ -107,8 +114,8 @@ def certify_held_out(
 
     Args:
         archive: The recorded cases of both; only those of the certifying patients are read.
-        policy: What was learned and chosen, frozen.
-        split: Who learned and who certifies.
+        policy: The frozen policy after learning and choosing.
+        split: The patients for learning and those for certifying.
         loss: ``"harmed"``, ``"ha"``, ``"dice"`` or ``"worse-voxels"``.
         margin: For ``"harmed"``: the loss of the metric from which a case counts as harmed.
 
