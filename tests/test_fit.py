@@ -134,10 +134,10 @@ def test_three_patients_are_too_few_to_learn_and_that_is_said():
 
 def test_a_promise_that_needs_more_patients_is_refused_at_once_and_leaves_nothing(tmp_path):
     images, labels = hearts(6)
-    with pytest.raises(TooFewCases, match=r"promise 0\.34, the smallest with 6"):
+    with pytest.raises(TooFewCases, match=r"promise 0\.5, the smallest with 6"):
         casewise.fit(phantom_cardiac(), images, labels, patients=list("abcdef"), promise=0.1, out=tmp_path / "out")
     assert not (tmp_path / "out").exists()
-    assert len(split_for_promise("abcdef", 0.34).learning) == 4
+    assert len(split_for_promise("abcdefghij", 0.17).learning) == 5
 
 
 def test_what_fit_found_is_said_before_it_starts_and_a_resumed_fold_is_no_progress(fitted):
