@@ -105,4 +105,4 @@ def test_intervals_of_large_cohorts_are_those_of_the_bootstrap_without_its_memor
 
 def test_arrays_take_their_labels_by_the_name_that_folders_use():
     old, new = np.zeros((4, 6), np.uint8), np.eye(4, 6, dtype=np.uint8)
-    assert compare([old], [new], labels=[new]).summary["helped"] == 1
+    assert casewise.compare([old], [new], labels=[new]).summary["helped"] == 1
