@@ -23,6 +23,7 @@ from casewise.core.errors import BadInput, Mismatch, Refused, TooFewCases, Unsaf
 from casewise.data.phantom import cardiac_cohort
 from casewise.deployment.saved import DEPLOYMENT, is_deployment
 from casewise.fit import labelled_cases
+from casewise.judge.certificates.split import split_for_promise
 from casewise.judge.policy import judge_of
 from casewise.learn.tuning import Tuning
 from casewise.measure.measures import measure
@@ -121,7 +122,7 @@ def test_a_deployment_remembers_its_measures(fitted, tmp_path):
         assert lv["low"] is None
         assert "6 labelled patients" in lv["why"]
     with pytest.raises(BadInput, match="no label is called 'spleen'"):
-        casewise.fit(model, *hearts(2), measures=[measure("s", "volume(spleen)")])
+        casewise.fit(model, *hearts(5), measures=[measure("s", "volume(spleen)")])
 
 
 def test_a_second_fit_into_the_same_folder_is_refused_while_the_first_one_runs(tmp_path):
@@ -138,10 +139,25 @@ def test_three_patients_are_too_few_to_learn_and_that_is_said():
     assert "nothing was learned" in deployment.summary()
 
 
-def test_a_promise_that_needs_more_patients_is_refused_at_once():
+def test_a_promise_that_needs_more_patients_is_refused_at_once_and_leaves_nothing(tmp_path):
     images, labels = hearts(6)
-    with pytest.raises(TooFewCases, match="promise"):
-        casewise.fit(phantom_cardiac(), images, labels, patients=list("abcdef"), promise=0.1, jobs=1)
+    with pytest.raises(TooFewCases, match=r"promise 0\.5, the smallest with 6"):
+        casewise.fit(phantom_cardiac(), images, labels, patients=list("abcdef"), promise=0.1, out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    assert len(split_for_promise("abcdefghij", 0.17).learning) == 5
+
+
+def test_what_fit_found_is_said_before_it_starts_and_a_resumed_fold_is_no_progress(fitted):
+    model, _, out, _ = fitted
+    said, steps = [], []
+    images, labels = hearts(6)
+    casewise.fit(
+        model, images, labels, patients=[f"p{number}" for number in range(6)], out=out, views="light", tuning=SHORT,
+        jobs=1, on_note=said.append, on_progress=lambda step, done, total: steps.append(step),
+    )  # fmt: skip
+    assert said[0] == "6 labelled cases of 6 patients"
+    assert said[-1] == "steps: learn, propose, learn from half, propose from half, compare"
+    assert not {"learn", "learn from half"} & set(steps)
 
 
 @pytest.mark.parametrize(
@@ -310,7 +326,7 @@ def test_a_labelled_patient_among_new_cases_is_outside_every_promise(promised, t
 
 def test_a_promise_is_refused_where_fewer_than_four_would_learn():
     images, labels = [image for image, _ in DISCS[:7]], [label for _, label in DISCS[:7]]
-    with pytest.raises(TooFewCases, match="8 in all, got 7"):
+    with pytest.raises(TooFewCases, match=r"8 labelled patients .* got 7"):
         casewise.fit(eroding_model(), images, labels, patients=list("abcdefg"), promise=0.2, jobs=1)
     images, labels = [image for image, _ in DISCS[:8]], [label for _, label in DISCS[:8]]
     with pytest.raises(TooFewCases, match="4 remain"):  # four patients of one case each

@@ -7,6 +7,7 @@ last finished part.
 from __future__ import annotations
 
 import json
+import math
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,7 +29,7 @@ from casewise.core.errors import BadInput, Mismatch, Refused, TooFewCases
 from casewise.core.formats import json_text
 from casewise.core.json_records import read_json
 from casewise.core.records import CALIBRATION, Case, Mask, Policy
-from casewise.core.text import pluralize
+from casewise.core.text import UNIT, pluralize
 from casewise.data.folders import CaseFiles
 from casewise.data.nifti import check_same_place
 from casewise.deployment import SUMMARY, Deployment
@@ -63,6 +64,7 @@ TUNED_STATES = "tuned=tuned:1,average"  # one forward pass more than M0
 
 OnProgress = Callable[[str, int, int], None]
 """Called with the name of a step, the number of finished parts, and the number of all parts."""
+HALF = " from half"  # ends the names of the steps that are for the learning curve
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,7 @@ def fit(
     jobs: int | None = None,
     copy_model: bool = False,
     on_progress: OnProgress | None = None,
+    on_note: Callable[[str], object] | None = None,
 ) -> Deployment:
     """Fit a deployment to labelled cases.
 
@@ -130,6 +133,7 @@ def fit(
         jobs: Processes. Default: one for each core.
         copy_model: Put a copy of the model folder into the deployment.
         on_progress: Called with the name of a step, the parts that are done, and all parts.
+        on_note: Called before the first step with each sentence about the cases and what was chosen for them.
 
     Returns:
         The deployment, written to ``out``.
@@ -148,7 +152,18 @@ def fit(
     backbone = loaded.load() if isinstance(loaded, Model) else loaded
     folder = Path(tempfile.mkdtemp(prefix="casewise-fit-")) if out is None else Path(out)
     cases, notes = labelled_cases(backbone, images, labels, patients, keep=folder / "images")
+    split = None if promise is None else split_for_promise([one.patient for one in cases], promise)
+    held = () if split is None else split.certifying
+    aside = [one for one in cases if one.patient in held]
+    learners = [one for one in cases if one.patient not in held]
+    if len(learners) < FEWEST:
+        raise TooFewCases(
+            f"fit compares designs on at least {FEWEST} labelled cases, "
+            f"{f'{len(learners)} remain beside those of the promise' if aside else f'there are {len(learners)}'}; "
+            "label more cases"
+        )
     chosen = _choices(backbone, cases, views, metric)
+    notes += [*([] if split is None else [split.sentence()]), *chosen.notes]
     declared = read_measures(Path(measures)) if isinstance(measures, (str, Path)) else tuple(measures)
     if not declared and (folder / MEASURES).is_file():
         declared = DeployedMeasures.from_dict(read_json(folder / MEASURES)).declared
@@ -160,6 +175,10 @@ def fit(
         "metric": chosen.metric, "learn": learn, "tuning": asdict(tuning or Tuning()), "propose": list(propose),
         "promise": None if promise is None else [promise, loss, margin], "learning_curve": learning_curve,
     }  # fmt: skip
+    count = pluralize(len({one.patient for one in cases}), *UNIT)
+    steps = [*["learn"] * learn, "propose", *[f"learn{HALF}", f"propose{HALF}"] * (learn and learning_curve), "compare"]
+    for said in (f"{pluralize(len(cases), 'labelled case')} of {count}", *notes, f"steps: {', '.join(steps)}"):
+        (on_note or str)(said)
     folder.mkdir(parents=True, exist_ok=True)
     with file_lock(folder / "lock", wait=False) as own:
         if own is None:
@@ -169,10 +188,10 @@ def fit(
         work = _Fit(
             loaded, backbone, folder, chosen, tuning=(tuning or Tuning()) if learn else None, propose=propose,
             flag_below=flag_below, allowed_hurt=allowed_hurt, measures=declared, learning_curve=learning_curve,
-            promise=None if promise is None else (promise, loss, margin), jobs=jobs,
-            on_progress=on_progress or (lambda step, done, total: None), notes=[*notes, *chosen.notes], began=began,
+            loss=loss, margin=margin, jobs=jobs, on_progress=on_progress or (lambda step, done, total: None),
+            notes=notes, began=began,
         )  # fmt: skip
-        return work.run(cases, copy_model=copy_model)
+        return work.run(learners, aside, split, copy_model=copy_model)
 
 
 @dataclass(frozen=True)
@@ -226,25 +245,18 @@ class _Fit:
     allowed_hurt: float
     measures: tuple[Measure, ...]
     learning_curve: bool
-    promise: tuple[float, str, float] | None  # alpha, loss, margin
+    loss: str  # that a promise bounds, with its margin
+    margin: float
     jobs: int | None
     on_progress: OnProgress
     notes: list[str]
     began: float
     seconds: dict[str, float] = field(default_factory=dict)
 
-    def run(self, cases: Sequence[Labelled], *, copy_model: bool) -> Deployment:
-        promise, notes = self.promise, self.notes
-        split = None if promise is None else split_for_promise([one.patient for one in cases], promise[0])
-        aside: tuple[str, ...] = () if split is None else split.certifying
-        notes += [] if split is None else [split.sentence()]
-        learners = [one for one in cases if one.patient not in aside]
-        if len(learners) < FEWEST:
-            raise TooFewCases(
-                f"fit compares designs on at least {FEWEST} labelled cases, "
-                f"{f'{len(learners)} remain beside those of the promise' if aside else f'there are {len(learners)}'}; "
-                "label more cases"
-            )
+    def run(
+        self, learners: Sequence[Labelled], aside: Sequence[Labelled], split: PromiseSplit | None, *, copy_model: bool
+    ) -> Deployment:
+        notes = self.notes
         tuned = None if self.tuning is None else self._tuned(learners, self.tuning, notes)
         proposers = self._proposers(self.propose, None if tuned is None else tuned.folder)
         archive = self._recorded(learners, proposers, self.folder / ARCHIVE)
@@ -252,13 +264,13 @@ class _Fit:
         with self._timed("compare"):
             policy, deployed = self._calibrated(archive)
         certificate, held_out = None, None
-        if promise is not None and split is not None:
+        if split is not None:
             held_out = self._recorded(
-                [one for one in cases if one.patient in aside],
+                aside,
                 {name: replace(how, crossfit=False) for name, how in proposers.items()},
                 self.folder / HELD_OUT,
             )
-            certificate, policy = self._certified(held_out, policy, split, promise)
+            certificate, policy = self._certified(held_out, policy, split)
         for name, how in proposers.items():
             if how.tuned is not None and (name == policy.ladder or name in policy.ladders):
                 policy = with_tuned_at(policy, name, TUNED)
@@ -271,7 +283,7 @@ class _Fit:
         deployment.save(self.folder, copy_model=copy_model)
         facts = self._facts(archive, policy, certificate, tuned)
         facts |= {"measures": measured, "learning_curve": curve}
-        facts["case_s"] = self._seconds_per_case(deployment, cases[0])
+        facts["case_s"] = self._seconds_per_case(deployment, learners[0])
         write_json(self.folder / SUMMARY, facts)
         rows = policy.preflight.get("out_of_fold", ())
         known, classes = {one.id: one for one in learners}, Classes(self.backbone.labels, self.chosen.metric != "miou")
@@ -292,11 +304,13 @@ class _Fit:
     ) -> CrossFit | None:
         """Tune the model once for each fold of the patients; None if that is not possible."""
         done: dict[int, int] = {}
+        step = f"learn{HALF if folder == HALF_TUNED else ''}"
 
         def progress(fold: int, update: int, loss: float) -> None:
             done[fold] = update
-            dealt = deal((one.patient for one in cases), folds)
-            self.on_progress("learn", sum(done.values()), tuning.updates * len(dealt))
+            if not math.isnan(loss):  # a fold of an earlier run is no sign of how fast this one is
+                total = tuning.updates * len(deal((one.patient for one in cases), folds))
+                self.on_progress(step, sum(done.values()), total)
 
         with self._timed("learn"):
             try:
@@ -359,6 +373,7 @@ class _Fit:
         known = {one.id: one.label for one in cases if not isinstance(one.label, Path)}
         in_memory = not isinstance(self.model, Model)
         engine = LocalEngine(jobs=1 if in_memory else self.jobs or cores())
+        step = f"propose{HALF if path.name == HALF_ARCHIVE else ' for the promise' if path.name == HELD_OUT else ''}"
         with self._timed("propose"):
             archive, results = record_folder(
                 RecordCase(self.model, proposers, files, labels=known), engine, path, metric=self.chosen.metric
@@ -367,7 +382,7 @@ class _Fit:
             for result in results:
                 done += 1
                 failed += [] if result.error is None else [f"{result.case_id}: {result.error}"]
-                self.on_progress("propose", done, len(cases))
+                self.on_progress(step, done, len(cases))
         if failed:
             raise BadInput(f"{pluralize(len(failed), 'case')} could not be used: {'; '.join(failed[:3])}")
         return open_archive(path)
@@ -410,9 +425,7 @@ class _Fit:
         gains = {row["design"]: row["gain"] for row in compared["rows"]}
         return fitted, fit_report(cases, gains, compared["chosen"], fitted)
 
-    def _certified(
-        self, held_out: Archive, policy: Policy, split: PromiseSplit, promise: tuple[float, str, float]
-    ) -> tuple[Certificate | None, Policy]:
+    def _certified(self, held_out: Archive, policy: Policy, split: PromiseSplit) -> tuple[Certificate | None, Policy]:
         """Certify the policy on patients who took no part in learning or choosing."""
         if not metadata_of(controller_kind(policy)).adapts:
             after = f" after cleanup {policy.cleanup}, which no promise covers" if policy.cleanup else ""
@@ -420,7 +433,7 @@ class _Fit:
             return None, policy
         with self._timed("certify"):
             certificate, certified = certify_held_out(
-                _joined(held_out), policy, split, loss=promise[1], margin=promise[2]
+                _joined(held_out), policy, split, loss=self.loss, margin=self.margin
             )
         if not certificate.feasible:
             self.notes.append(f"nothing is promised: {certificate.advice}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from casewise.replay import replay
 from casewise.run.gather import gathered_cases
 from casewise.run.local import LocalEngine
 from casewise.run.predict_folder import UNLIKE
+from casewise.run.prediction_folder import verify_predictions
 from casewise.run.record_folder import RecordCase, record_folder
 
 HOW = Adaptation(objective="tent", learning_rate=0.05, steps=1, min_area=4)
@@ -97,7 +99,7 @@ def test_a_folder_of_another_kind_is_said_and_no_promise_covers_it(
 ) -> None:
     done = Deployment(model, policy).predict_folder(other_kind(tmp_path / "late", 2), tmp_path / "out", overlays=False)
     assert done.warnings[0].startswith(UNLIKE)
-    assert "2 of 2 images were flagged" in done.warnings[0]
+    assert done.refusal.startswith("Refused: 2 of 2 images are unlike the labelled ones")
     assert len(done.flagged) == 2
     assert done.promise is None
     same = Deployment(model, policy).predict_folder(five_images, tmp_path / "same", overlays=False)
@@ -118,3 +120,27 @@ def test_predict_says_how_many_may_be_hurt_where_nothing_is_promised(
     assert late.unpromised == ""  # the count is an estimate, and none covers this folder
     kept = replace(fitted, preflight={"comparison": {**compared, "chosen": "m0"}})
     assert unpromised(kept.preflight) == unpromised({}) == ""
+
+
+def test_where_most_images_are_unlike_the_labelled_ones_no_new_mask_is_used(
+    policy: Policy, model: Model, five_images: Path, tmp_path: Path
+) -> None:
+    changing = replace(policy, controller="fixed-k", options={"step": 1}, flag={})
+    mixed, out = other_kind(tmp_path / "mixed", 3), tmp_path / "out"
+    for path in sorted(five_images.iterdir())[:2]:
+        shutil.copy(path, mixed)
+    alone = Deployment(model, changing).predict_folder(five_images, tmp_path / "alone", overlays=False)
+    assert not alone.refusal
+    assert not any(one.decision.rolled_back for one in alone.entries if one.decision)
+    for resume in (False, True):
+        found = Deployment(model, changing).predict_folder(mixed, out, overlays=False, resume=resume)
+        assert found.refusal.startswith("Refused: 3 of 5 images are unlike the labelled ones")
+        for one in found.entries:
+            assert one.decision is not None
+            assert one.decision.rolled_back
+            assert one.decision.flagged
+            assert one.decision.quality is None
+            assert not (out / "casewise" / "source" / f"{one.case}.nii.gz").exists()
+        assert found.promise is None
+        assert "Refused: 3 of 5 images" in found.page.read_text()
+        assert verify_predictions(out) == []

@@ -101,3 +101,8 @@ def test_intervals_of_large_cohorts_are_those_of_the_bootstrap_without_its_memor
     assert fast.shown == slow.shown
     still = _ratio(np.zeros(MANY), np.ones(MANY), n=MANY)
     assert (still.low, still.high, still.shown) == (0.0, 0.0, False)
+
+
+def test_arrays_take_their_labels_by_the_name_that_folders_use():
+    old, new = np.zeros((4, 6), np.uint8), np.eye(4, 6, dtype=np.uint8)
+    assert casewise.compare([old], [new], labels=[new]).summary["helped"] == 1

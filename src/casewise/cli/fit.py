@@ -73,6 +73,6 @@ def fit(
             tuning=Tuning(parameters if parameters in NAMED else tuple(parameters.split(","))),
             metric=metric, flag_below=flag_below, allowed_hurt=allowed_hurt, promise=promise, loss=loss,
             learning_curve=learning_curve, measures=measures or (), jobs=jobs, copy_model=copy_model,
-            on_progress=progress,
+            on_progress=progress, on_note=None if telling.quiet else lambda said: typer.echo(f"{said}.", err=True),
         )  # fmt: skip
     answer(deployment.summary(), {"folder": out, "page": out / "fit.html"}, as_json=as_json)

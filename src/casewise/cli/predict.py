@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 
-NOT_ALL_DONE = 3
+NOT_ALL_DONE, UNLIKE = 3, 4
 
 
 @app.command(cls=NnUNetStyle)
@@ -66,7 +66,8 @@ def predict(
     -m is a deployment (from casewise fit) or a model. The options are those of nnUNetv2_predict_from_modelfolder.
 
     Exit codes: 0 every case is done, 1 a bug, 2 wrong arguments or inputs, 3 finished, but some cases failed or got the
-    model's original mask after an error (listed on the page and in OUT/casewise).
+    model's original mask after an error (listed on the page and in OUT/casewise), 4 refused: most images are unlike the
+    labelled ones, so every case has the original mask.
     """
     from casewise.core.durable import write_durably
     from casewise.core.formats import json_bytes
@@ -96,8 +97,8 @@ def predict(
     )
     for line in (*found.failures, *found.warnings, *_alarms(deployment)):
         typer.echo(f"! {line}", err=True)
-    if not found.is_done:
-        raise typer.Exit(NOT_ALL_DONE)
+    if found.refusal or not found.is_done:
+        raise typer.Exit(UNLIKE if found.refusal else NOT_ALL_DONE)
 
 
 def _case_line(entry: PredictedCase) -> str:
@@ -117,7 +118,7 @@ def _summary(found: PredictedFolder, deployment: Deployment, images: Path, out: 
     failed = [one for one in entries if not one.has_output]
     fallen = [one for one in entries if one.has_output and not one.is_done]
     counts = f"{replaced} replaced, {own} original" if deployment.adapts else "all are the model's own (M0)"
-    lines = [f"{pluralize(len(entries) - len(failed), 'mask')}: {counts}."]
+    lines = [*([found.refusal] if found.refusal else ()), f"{pluralize(len(entries) - len(failed), 'mask')}: {counts}."]
     if found.flagged:
         named = ", ".join(_flag_line(one, name) for one in found.flagged[:SHOWN])
         more = f", and {len(found.flagged) - SHOWN} more" if len(found.flagged) > SHOWN else ""
@@ -141,7 +142,7 @@ def _is_source(entry: PredictedCase) -> bool:
 
 
 def _flag_line(entry: PredictedCase, metric: str) -> str:
-    low = None if entry.decision is None else entry.decision.quality_low
+    low = None if entry.decision is None or entry.uncovered else entry.decision.quality_low
     return entry.case if low is None else f"{entry.case} (estimated {metric} at least {low:.2f})"
 
 

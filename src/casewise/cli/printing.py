@@ -15,7 +15,7 @@ from casewise.core.formats import json_text
 from casewise.core.text import pluralize
 
 AS_JSON = typer.Option(False, "--json", help="Print the answer as JSON.")
-UNITS = {"learn": "update", "propose": "case", "read": "case", "compare": "design", "check the choice": "fold"}
+UNITS = {"learn": "update", "propose": "case", "read": "case", "compare": "design", "check": "fold"}
 RECENT = 5  # lines of progress that the remaining time is estimated from
 EVERY_S = 15.0  # between two lines of progress if the output is no terminal
 
@@ -107,9 +107,8 @@ class StepProgress(AbstractContextManager["StepProgress"]):
         if step != self._step or self._shown is None:
             self.__exit__()
             self._step = step
-            self._shown = Progress(
-                total, done=max(done - 1, 0), unit=UNITS.get(step, "part"), title=step, **self._options
-            )
+            unit = UNITS.get(step.partition(" ")[0], "part")
+            self._shown = Progress(total, done=max(done - 1, 0), unit=unit, title=step, **self._options)
         self._shown.total = total
         for _ in range(done - self._shown.done):
             self._shown.step(f"{step}: {done} of {total}")

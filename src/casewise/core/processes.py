@@ -14,8 +14,11 @@ from typing import Any
 
 
 def needs_script(work: Any) -> bool:
-    """Return True if work was defined in the user's script, so that another process must run the script to read it."""
-    return b"__main__" in pickle.dumps(work)
+    """Return True if another process would have to run the user's script to read the work, or cannot read it."""
+    try:
+        return b"__main__" in pickle.dumps(work)
+    except (pickle.PicklingError, AttributeError, TypeError):
+        return True
 
 
 def spawn(target: Callable[..., None], pipe: Connection, work: Any, *rest: Any) -> BaseProcess:

@@ -118,7 +118,8 @@ def cross_fit(
         folder: Folder for the files. An interrupted run resumes here.
         folds: Number of folds; see :func:`deal`.
         unlabelled: Cases for ``Tuning.keep_close``.
-        workers: Processes; None for one per core, 1 for none beside this one.
+        workers: Processes; None for one per core, 1 for none beside this one. A model of a class that a script or a
+            notebook defines is trained in this process.
         on_progress: Called after every update with the fold, the number of its updates and the loss.
 
     Returns:
@@ -268,7 +269,8 @@ def _listen(pipe: Connection, running: dict[Connection, Any], told: OnFold) -> N
         pipe.close()
         if process.exitcode:
             raise CasewiseError(
-                f"a process that trained a fold died with exit code {process.exitcode}, probably out of memory; "
+                f"a process that trained a fold died with exit code {process.exitcode}"
+                f"{', probably out of memory' if process.exitcode < 0 else ': its error is above'}; "
                 "repeat the command with fewer processes or a smaller batch; finished folds are kept"
             ) from None
         return

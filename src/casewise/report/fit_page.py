@@ -15,6 +15,7 @@ from casewise.archive.store import Archive
 from casewise.core.records import SOURCE, State
 from casewise.core.text import UNIT, pluralize
 from casewise.judge.calibration.adoption import unseen_sentence
+from casewise.judge.certificates.split import smallest_promise
 from casewise.measure.cleanup import Cleanup
 from casewise.measure.metrics import METRICS
 from casewise.render.ink import POINT, change_svg
@@ -128,9 +129,13 @@ def _chosen_row(compared: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _promise(facts: Mapping[str, Any]) -> str:
-    why = next((note for note in facts["notes"] if note.startswith("nothing is promised")), None)
-    asked = f"nothing{'' if why is None else why.removeprefix('nothing is promised')}. These are estimates"
-    return facts["promise"] or f"{asked}; fit --promise 0.1 sets patients aside to certify a bound."
+    if facts["promise"]:
+        return str(facts["promise"])
+    if why := next((note for note in facts["notes"] if note.startswith("nothing is promised")), ""):
+        return f"nothing{why.removeprefix('nothing is promised')}. These are estimates."
+    least, patients = smallest_promise(facts["patients"]), pluralize(facts["patients"], *UNIT)
+    more = f"fit --promise {least:g} sets patients aside for one; that is the smallest with {patients}"
+    return f"nothing; these are estimates. {f'{patients} are too few for a promise' if least is None else more}."
 
 
 def _price(facts: Mapping[str, Any]) -> list[str]:

@@ -108,7 +108,7 @@ def _places(entry: PredictedCase) -> str:
 
 def _quality(entry: PredictedCase, metric: str) -> str:
     decision = entry.decision
-    if decision is None or decision.quality is None:
+    if decision is None or decision.quality is None or entry.uncovered:
         return ""
     low = "" if decision.quality_low is None else f", at least {decision.quality_low:.2f}"
     return f"{metric} about {decision.quality:.2f}{low}"

@@ -30,8 +30,9 @@ from casewise.core.text import pluralize
 from casewise.data import nifti
 from casewise.data.dicom_series import is_dicom_folder
 from casewise.data.folders import CaseFiles
-from casewise.judge.appearance import Appearance, KnownAppearance, folder_differs
+from casewise.judge.appearance import Appearance, KnownAppearance, folder_differs, outside
 from casewise.judge.calibration.adoption import unpromised
+from casewise.judge.monitors.exchangeability import suspended_policy
 from casewise.judge.monitors.watch import Watching
 from casewise.judge.policy import adapts, check_held_out, is_hybrid
 from casewise.render.mask_pictures import overlay_png
@@ -70,6 +71,7 @@ class PredictedFolder:
         promise: Promise about these cases; None where nothing is.
         warnings: Warnings for the reader.
         unpromised: Where nothing is promised: how many labelled patients were hurt, and how many new ones may be.
+        refusal: Why no new mask is used, where most images are unlike the labelled ones; else empty.
     """
 
     entries: tuple[PredictedCase, ...]
@@ -80,6 +82,7 @@ class PredictedFolder:
     promise: str | None
     warnings: tuple[str, ...]
     unpromised: str = ""
+    refusal: str = ""
 
     @property
     def is_done(self) -> bool:
@@ -166,46 +169,80 @@ def predict_all(
     summary.copy_model_files(work)
     scored: Mapping[str, Any] = {}
     with summary.everyone(work) as all_parts:
+        refusal, unlike = _unlike(deployment, all_parts)
+        if refusal:
+            of_parts = () if whole is None or len(all_parts) <= len(work.cases) else whole()
+            all_parts = _with_source(
+                replace(work, cases={**{one.id: one for one in of_parts}, **work.cases}), all_parts
+            )
         if labels is not None:
             labelled = cases if len(all_parts) == len(cases) or whole is None else whole()
             scored = summary.write_summary(work, labelled, all_parts)["adapt"]
         scores = scored["mean"] if scored.get("cases") else {}
         unscored = [f"{case_id} is not scored: {why}" for case_id, why in scored.get("problems", {}).items()]
         promise, warnings = summary.promised(deployment, all_parts)
-        warnings = [*_unlike(deployment, all_parts), *warnings]
-        unlike = bool(warnings) and warnings[0].startswith(UNLIKE)
+        warnings = [*unlike, *warnings]
         promise = None if unlike else promise
         harm = "" if unlike or promise else unpromised(deployment.policy.preflight)
         all_parts = summary.with_patient_measures(work, all_parts)
         by_case = {one.case: one for one in all_parts}
         entries = tuple(by_case.get(one.case, one) for one in entries)
-        _write_page(work, all_parts, scores, promise or harm, [*warnings, *unscored])
+        said = [*([refusal] if refusal else ()), *warnings, *unscored]
+        _write_page(work, all_parts, scores, promise or harm, said)
     report = summary.run_report(work, images, entries, time.monotonic() - began, scores, all_parts)
     certificate = _in_words(summary.in_short(deployment, all_parts))
     unwritten = _write_dicom(
         work, images, entries, codes=codes, kind=segmentation, certificate=certificate, channels=tuple(channels)
     )
-    found = {**report, "unscored": unscored, "unwritten": unwritten, "refused": refused}
+    found = {**report, "unscored": unscored, "unwritten": unwritten, "refused": refused, "refusal": refusal}
     told = (*refused.values(), *warnings)
-    return PredictedFolder(entries, out / PAGE, found, scores, len(scored.get("cases", ())), promise, told, harm)
+    return PredictedFolder(
+        entries, out / PAGE, found, scores, len(scored.get("cases", ())), promise, told, harm, refusal
+    )
 
 
 UNLIKE = "This folder is unlike the labelled cases"
 EVIDENT = 0.01
+FEWEST_UNLIKE = 3
+"""Images before a whole folder is refused; fewer are single cases, one in n + 1 of which is outside by chance."""
 
 
-def _unlike(deployment: Deployment, entries: Sequence[PredictedCase]) -> list[str]:
-    """Return a warning if the folder as a whole, or most of its images, look unlike the labelled cases."""
-    known, seen = deployment.policy.appearance, [one for one in entries if one.appearance]
-    if not known or not seen:
-        return []
+def _unlike(deployment: Deployment, entries: Sequence[PredictedCase]) -> tuple[str, list[str]]:
+    """Say why no new mask is used, where most images look unlike the labelled ones, and how the folder differs."""
+    plain, seen = deployment.policy.appearance, [one for one in entries if one.appearance]
+    if not plain or not seen:
+        return "", []
+    known = KnownAppearance.from_plain(plain)
     looks = [Appearance(one.case, one.appearance, one.decision.cluster if one.decision else None) for one in seen]
-    p, sentence = folder_differs(looks, KnownAppearance.from_plain(known))
-    beyond = sum(bool(one.noted(OUTSIDE)) for one in seen)
-    if p > EVIDENT and 2 * beyond <= len(seen):
-        return []
-    most = f"; {beyond} of {len(seen)} images were flagged for this reason" if beyond else ""
-    return [f"{UNLIKE}, so no estimate and no promise covers it: {sentence}{most}"]
+    beyond = sum(bool(outside(look, known, image_only=True)) for look in looks)
+    p, sentence = folder_differs(looks, known)
+    said = [f"{UNLIKE}, so no estimate and no promise covers it: {sentence}"]
+    if beyond < FEWEST_UNLIKE or 2 * beyond <= len(seen):
+        return "", said if p <= EVIDENT else []
+    return (
+        f"Refused: {beyond} of {len(seen)} images are unlike the labelled "
+        "ones. No new mask is used: every case has the model's original mask and is flagged. If these are the right "
+        "images, label some of them and run casewise fit again."
+    ), said
+
+
+def _with_source(work: PredictCase, entries: Sequence[PredictedCase]) -> list[PredictedCase]:
+    """Give every case M0, a flag and no estimate, because most images are unlike the labelled ones."""
+    reason = "most images of this folder are unlike the labelled ones"
+    policy = suspended_policy(work.deployment.policy, reason)
+    again = replace(work, deployment=replace(work.deployment, policy=policy, watch=None))
+    made = []
+    for one in entries:
+        decided = one.decision
+        if one.is_done and decided and not (decided.rolled_back and decided.flagged and decided.quality is None):
+            new = again(one.case)
+            if new.decision is not None:
+                new = replace(new, decision=replace(new.decision, flagged=True), appearance=one.appearance)
+            one = replace(new, notes=(*new.notes, f"{OUTSIDE}: {reason}"))
+            write_entry(work.layout, one)
+            Chain(work.layout.audit).append("case", _line(work.layout, one))
+        made.append(one)
+    return made
 
 
 def _write_page(

@@ -296,7 +296,8 @@ def promised(deployment: Deployment, entries: Sequence[PredictedCase]) -> tuple[
     statement = None if deployment.certificate is None or said else deployment.certificate.statement
     for sign, what in {CALIBRATED: "of labelled patients", OUTSIDE: OUTSIDE}.items():
         own = sum(bool(entry.noted(sign)) for entry in entries)
-        said += [f"{own} of {len(entries)} cases are {what}: no estimate or promise holds for them"] if own else []
+        are, them = ("is", "it") if own == 1 else ("are", "them")
+        said += [f"{own} of {len(entries)} cases {are} {what}: no estimate or promise holds for {them}"] if own else []
     return statement, said
 
 

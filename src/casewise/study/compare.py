@@ -157,7 +157,7 @@ def compare(old: Any, new: Any, label: Any = None, **options: Any) -> Comparison
     Args:
         old: A mask, a sequence (or generator) of masks, or a folder with one mask per case.
         new: The new masks, in the same form.
-        label: The true masks in the same form; for folders use ``labels``.
+        label: The true masks in the same form; ``labels=`` says the same, and folders take them so.
         **options: For masks, those of :func:`casewise.measure.comparison.comparison`. For sequences also ``ids``,
             ``clusters`` (patients), ``groups`` and ``good``. For folders those of :func:`compare_folders`.
 
@@ -183,6 +183,7 @@ def compare(old: Any, new: Any, label: Any = None, **options: Any) -> Comparison
         if label is not None:
             raise BadInput("for two folders give the labels as a folder: compare(old, new, labels=folder)")
         return compare_folders(old, new, **options)
+    label = options.pop("labels", None) if label is None else label
     if _is_mask(old) and _is_mask(new):
         if options.keys() & {"ids", "clusters", "groups"}:
             raise BadInput("ids, clusters and groups need sequences of masks, not two single masks")

@@ -13,6 +13,7 @@ is rolled back to M0 where its coordinate u (the size of the edit) reaches the c
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -56,6 +57,12 @@ class PromiseSplit:
         )
 
 
+def smallest_promise(patients: int) -> float | None:
+    """Return the smallest alpha, to two digits, beside which enough patients learn; None if there are too few."""
+    certifying = patients - max(FEWEST_LEARNING, patients_for_chance())
+    return math.ceil(100 / (certifying + 1)) / 100 if certifying > 0 else None
+
+
 def split_for_promise(patients: Iterable[str], alpha: float) -> PromiseSplit:
     """Set aside the patients that a promise needs; the others learn and choose.
 
@@ -80,11 +87,12 @@ def split_for_promise(patients: Iterable[str], alpha: float) -> PromiseSplit:
     names = sorted({str(name) for name in patients})
     needed = patients_needed(alpha)
     if len(names) - needed < FEWEST_LEARNING:
+        least = smallest_promise(len(names))
+        less = "" if least is None else f"promise {least:g}, the smallest with {len(names)}, "
         raise TooFewCases(
-            f"a promise of at most {alpha:g} needs {needed} {UNIT[1]} that take no part in learning, and learning "
-            f"needs {FEWEST_LEARNING}: {needed + FEWEST_LEARNING} in all, got {len(names)}"
-            f"{_too_few_to_adopt(FEWEST_LEARNING)}. Label more, promise less (a larger alpha), or leave the promise "
-            "out: then all of them learn and the gain is estimated"
+            f"a promise of at most {alpha:g} needs {needed + FEWEST_LEARNING} labelled {UNIT[1]} ({needed} to certify "
+            f"it and {FEWEST_LEARNING} to learn), got {len(names)}{_too_few_to_adopt(FEWEST_LEARNING)}. Label more, "
+            f"{less}or leave the promise out: then all of them learn and the gain is an estimate"
         )
     more = round(1 / alpha)
     while needed + more <= len(names) // 2:
