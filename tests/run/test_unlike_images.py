@@ -76,7 +76,7 @@ def test_replay_keeps_m0_for_the_images_for_which_a_live_run_does(
     policy: Policy, model: Model, five_images: Path, tmp_path: Path
 ) -> None:
     deployment = Deployment(model, policy)
-    for images in (five_images, other_kind(tmp_path / "late", 2)):
+    for images in (five_images, other_kind(tmp_path / "late", 3)):
         archive = recorded(model, images, tmp_path / f"of-{images.name}")
         cases = [model.load().read(files).case for files in gathered_cases(model.load(), images)]
         live = {case.id: deployment.predict(case).decision for case in cases}
@@ -97,11 +97,14 @@ def test_an_image_of_another_modality_gets_m0_and_a_flag(policy: Policy, model: 
 def test_a_folder_of_another_kind_is_said_and_no_promise_covers_it(
     policy: Policy, model: Model, five_images: Path, tmp_path: Path
 ) -> None:
-    done = Deployment(model, policy).predict_folder(other_kind(tmp_path / "late", 2), tmp_path / "out", overlays=False)
+    done = Deployment(model, policy).predict_folder(other_kind(tmp_path / "late", 3), tmp_path / "out", overlays=False)
     assert done.warnings[0].startswith(UNLIKE)
-    assert done.refusal.startswith("Refused: 2 of 2 images are unlike the labelled ones")
-    assert len(done.flagged) == 2
+    assert done.refusal.startswith("Refused: 3 of 3 images are unlike the labelled ones")
+    assert len(done.flagged) == 3
     assert done.promise is None
+    single = Deployment(model, policy).predict_folder(other_kind(tmp_path / "1", 1), tmp_path / "alone", overlays=False)
+    assert len(single.flagged) == 1
+    assert not single.refusal  # one image by chance outside does not stop a pipeline
     same = Deployment(model, policy).predict_folder(five_images, tmp_path / "same", overlays=False)
     assert not [one for one in same.warnings if one.startswith(UNLIKE)]
 
@@ -116,7 +119,7 @@ def test_predict_says_how_many_may_be_hurt_where_nothing_is_promised(
     done = Deployment(model, fitted).predict_folder(five_images, tmp_path / "out", overlays=False)
     assert done.unpromised.startswith(said)
     assert said in done.page.read_text()
-    late = Deployment(model, fitted).predict_folder(other_kind(tmp_path / "late", 2), tmp_path / "o", overlays=False)
+    late = Deployment(model, fitted).predict_folder(other_kind(tmp_path / "late", 3), tmp_path / "o", overlays=False)
     assert late.unpromised == ""  # the count is an estimate, and none covers this folder
     kept = replace(fitted, preflight={"comparison": {**compared, "chosen": "m0"}})
     assert unpromised(kept.preflight) == unpromised({}) == ""
