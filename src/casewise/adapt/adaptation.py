@@ -107,7 +107,7 @@ class Adaptation:
             raise BadInput(f"max_slices must be at least 1, got {self.max_slices}")
         for name, known in (("batch_statistics", STATISTICS), ("reset", RESETS), ("consensus", CONSENSUSES)):
             if getattr(self, name) not in known:
-                raise BadInput(f"{name} is one of {', '.join(known)}, got {getattr(self, name)!r}")
+                raise BadInput(f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}")
 
     @classmethod
     def of(cls, objective: Any, /, **knobs: Any) -> Adaptation:

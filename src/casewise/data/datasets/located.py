@@ -134,7 +134,9 @@ def _volumes(found: LocatedCase) -> tuple[NDArray[Any], tuple[float, ...]]:
 def _stacked(found: LocatedCase, channels: list[NDArray[Any]]) -> NDArray[Any]:
     shapes = {channel.shape for channel in channels}
     if len(shapes) > 1:
-        raise BadInput(f"case {found.id}: the channels of a case share one grid, got {sorted(shapes)}; resample them")
+        raise BadInput(
+            f"case {found.id}: the channels of a case must share one grid, got {sorted(shapes)}; resample them"
+        )
     return np.stack(channels)
 
 
