@@ -145,7 +145,7 @@ def test_weights_of_others_are_named_where_nnunet_cannot_use_them(model: Any, tm
     folder = tmp_path / "model"
     shutil.copytree(model(), folder)
     write_safetensors(folder / "fold_0" / "checkpoint_final.safetensors", {"w": torch.zeros(2)})
-    with pytest.raises(BadInput, match=r"final\.safetensors is not .*; move it away to use checkpoint_final\.pth"):
+    with pytest.raises(BadInput, match=r"final\.safetensors is no nnU.*; move it away to use checkpoint_final\.pth"):
         load_backbone(str(folder))
 
 
