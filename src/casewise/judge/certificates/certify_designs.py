@@ -67,8 +67,8 @@ def certify_designs(
         check_go(one, force=force)
     names = [one.name for one in policies]
     digests = [policy_digest(one) for one in policies]
-    found = [router_evidence(archive, one, margin=asked.margin, together=None if halved else names) for one in policies]
-    designs = [DesignEvidence(*pair) for pair in zip(policies, found, strict=True)]
+    each = [router_evidence(archive, one, margin=asked.margin, together=None if halved else names) for one in policies]
+    designs = [DesignEvidence(*pair) for pair in zip(policies, each, strict=True)]
     said = noted(archive, policies[0], {"method": "designs", "designs": digests, **asdict(asked)}, force=force)
     kind = "betting" if asked.p_value == "auto" else asked.p_value
     found = best_certified(designs, asked, kind)
