@@ -120,14 +120,75 @@ def _changing_number(network: nn.Module, image: Tensor) -> list[Tensor]:
     return [torch.zeros(image.shape[2:], dtype=torch.long)] * (1 + int(abs(float(image[0, 0, 0, 0])) * 1e6) % 7)
 
 
+def _one_mask(network: nn.Module, image: Tensor) -> Tensor:
+    return network(image).argmax(1)
+
+
+def _nothing(network: nn.Module, image: Tensor) -> None:
+    return None
+
+
+def _another_class(network: nn.Module, image: Tensor) -> list[Tensor]:
+    return [network(image).argmax(1) + 40]
+
+
 @pytest.mark.parametrize(
     ("method", "words"),
-    [(_float_masks, "integer masks"), (_changing_number, "masks for case"), ("tnt", "'tent'"), (3, "a method must be")],
+    [
+        (_float_masks, "integer masks.*argmax"),
+        (_changing_number, "masks? for case"),
+        (_one_mask, r"returned Tensor.*\[mask\]"),
+        (_nothing, "returned NoneType"),
+        (_another_class, "classes 0 to"),
+        ("tnt", "'tent'"),
+        (3, "a method must be"),
+    ],
 )
 def test_a_method_that_cannot_be_used_is_refused_in_a_sentence(network: nn.Module, method: Any, words: str) -> None:
     images, labels, patients = cases(8)
     with pytest.raises(BadInput, match=words):
         casewise.bench(network, images, labels, methods=[method], patients=patients, share=0.5, adaptation=TWO_STEPS)
+
+
+def test_one_method_may_be_given_alone_and_labels_as_whole_floats(network: nn.Module) -> None:
+    images, labels, patients = cases(8)
+    with torch.inference_mode():  # a method may still make gradients
+        made = casewise.bench(
+            network, [torch.from_numpy(image) for image in images], [label.astype(float) for label in labels],
+            methods=_trains, policies="m0", patients=patients, share=0.5, loss=None, adaptation=TWO_STEPS,
+        )  # fmt: skip
+    assert list(made.table["method"])[1] == "trains: step 1 for everyone"
+
+
+def _trains(network: nn.Module, image: Tensor) -> Any:
+    logits = network(image)
+    logits.mean().backward()
+    yield logits.argmax(1)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (lambda label: label * 0.5, "label of image 0 holds float"),
+        (lambda label: np.where(label, np.nan, 0), "label of image 0 holds float"),
+        (lambda label: label * 9, "image 0 holds 9.*ignore=255"),
+        (lambda label: label[None], "channels first"),
+    ],
+)
+def test_a_label_that_cannot_be_used_is_named_before_anything_is_recorded(
+    network: nn.Module, wrong: Any, words: str
+) -> None:
+    images, labels, patients = cases(8)
+    with pytest.raises(BadInput, match=words):
+        casewise.bench(network, images, [wrong(label) for label in labels], methods=["tent"], patients=patients)
+
+
+def test_wrong_patients_and_a_wrong_alpha_are_named(network: nn.Module) -> None:
+    images, labels, patients = cases(8)
+    with pytest.raises(BadInput, match="nobody"):
+        casewise.bench(network, images, labels, methods=["tent"], patients=patients, calibration="nobody")
+    with pytest.raises(BadInput, match="between 0 and 1, got 2"):
+        casewise.bench(network, images, labels, methods=["tent"], patients=patients, alpha=2)
 
 
 def test_images_need_a_network_and_labels(network: nn.Module) -> None:

@@ -266,3 +266,24 @@ def test_a_policy_file_from_a_stranger_imports_nothing(network, case, fitted):
 def test_a_controller_alone_needs_an_objective(network, case):
     with pytest.raises(BadInput, match="fixed-k does not name its proposers"):
         guard(case, network, CONTROLLERS.build("fixed-k", step=1))
+
+
+def test_models_are_named_by_an_address_and_swapped_arguments_are_refused(case):
+    address = "casewise.adapt.networks:phantom_cardiac"
+    image = np.random.default_rng(0).normal(size=(1, 32, 32))
+    named = guard(image, address, "frag-stop", objective="tent", steps=1)
+    assert named.mask.shape == (32, 32)
+    with pytest.raises(BadInput, match="got Case"):
+        guard(named, case, "frag-stop", objective="tent")
+
+
+def test_an_objective_may_be_given_as_its_class(network, case):
+    by_class, by_object = (run_episode(network, case.image.swapaxes(0, 1), one, steps=1) for one in (Tent, Tent()))
+    assert np.array_equal(by_class.masks[1], by_object.masks[1])
+
+
+def test_a_folder_and_the_name_of_a_ready_controller_are_replayed(network, case, tmp_path):
+    how = Adaptation("tent", steps=2)
+    archive = create_archive(tmp_path / "archive", binding=how.binding(network), steps=2)
+    archive.add(case, run_episode(network, case.image.swapaxes(0, 1), how, case_id=case.id))
+    assert [one.case_id for one in replay(str(tmp_path / "archive"), "frag-stop")] == [case.id]

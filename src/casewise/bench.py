@@ -14,13 +14,11 @@ import pandas as pd
 from casewise.adapt.adaptation import Adaptation
 from casewise.adapt.backbones import Backbone
 from casewise.adapt.model import Model, as_model
-from casewise.adapt.proposers import AnyMethod, method_of, named_proposal
-from casewise.adapt.proposers.live import prepare
-from casewise.adapt.snapshot import restored
+from casewise.adapt.proposers import method_of, named_proposal
 from casewise.archive.store import Archive, open_archive
 from casewise.core.durable import write_durably, write_json
 from casewise.core.errors import BadInput
-from casewise.core.records import CALIBRATION, EVALUATION, Case, Policy
+from casewise.core.records import CALIBRATION, EVALUATION, Policy
 from casewise.core.text import UNIT, pluralize
 from casewise.data.splits import Member
 from casewise.fit import Labelled, OnProgress, labelled_cases
@@ -35,11 +33,11 @@ from casewise.study.benchmark import (
     Method,
     check_cases,
     decide_all,
-    draw_split,
     result_table,
     score,
     seal,
     seen_before,
+    sides_of,
     split_archive,
     split_cohort,
 )
@@ -113,11 +111,6 @@ class BenchResult:
             lines.append(f"There are fewer than five {UNIT[1]}, so no interval is given.")
         if result["oracle"] is not None:
             lines.append(f"Best recorded candidate of each case (needs labels): {result['oracle']:+.4f}.")
-        lines += [
-            f"{one['name']}: default took {one['took']}."
-            for one in result["methods"]
-            if one["design"] == "default" and one["promise"] is None
-        ]
         lines += [f"! {reason}" for reason in result["refused"]]
         lines += [f"! {note}" for method in result["methods"] for note in method["notes"]]
         if result["labels_seen_before_decisions"]:
@@ -229,6 +222,7 @@ def bench(
         ... )  # doctest: +SKIP
         >>> print(found.latex())  # doctest: +SKIP
     """
+    methods, policies = _listed(methods), _listed(policies)
     for design in policies:
         design_of(design)  # a wrong name is an error before anything is recorded
     promise = None if loss is None else Promise((loss,), (alpha,), delta, margin=margin)
@@ -241,7 +235,7 @@ def bench(
         model = as_model(network)
         backbone = model.load() if isinstance(model, Model) else model
         sides, how, facts = _sides(backbone, cases, labels, patients, calibration, share, folder)
-        proposers = _proposers(methods, adaptation or Adaptation(), backbone, sides[CALIBRATION][0])
+        proposers = _proposers(methods, adaptation or Adaptation())
         known, judged = (
             _recorded(model, proposers, sides[side], folder / side, metric, facts, engine, on_progress, on_warning)
             for side in (CALIBRATION, EVALUATION)
@@ -300,12 +294,13 @@ def _sides(
         return sides, dict(split.how), facts
     found, _ = labelled_cases(backbone, cases, labels, patients, keep=folder / "images")
     if calibration is not None:
-        chosen, how = {*map(str, calibration)}, {"by": "patients that were named"}
+        chosen, how = {*map(str, _listed(calibration))}, {"by": "patients that were named"}
+        if lost := chosen - {one.patient for one in found}:
+            raise BadInput(f"calibration names {min(lost)}, which is no patient of these cases; give patients=")
         named = {one.id for one in found if one.patient in chosen}
     else:
-        members = {one.id: Member(one.id, one.case.group, one.patient) for one in found}
-        drawn, facts = draw_split(members, share, seed=1000)
-        named, how = {*drawn.calibration}, {"by": "draw of clusters", **facts}
+        drawn, how = sides_of({one.id: Member(one.id, one.case.group, one.patient) for one in found}, share)
+        named = drawn[CALIBRATION]
     sides = {CALIBRATION: [], EVALUATION: []}
     for one in found:
         side = CALIBRATION if one.id in named else EVALUATION
@@ -315,7 +310,12 @@ def _sides(
     return sides, how, {}
 
 
-def _proposers(methods: Any, plain: Adaptation, backbone: Backbone, first: Labelled) -> dict[str, Adaptation]:
+def _listed(given: Any) -> Any:
+    """Return a list as it is, and one method or policy that was given alone as a list of one."""
+    return given if isinstance(given, (Mapping, list, tuple)) else [given]
+
+
+def _proposers(methods: Any, plain: Adaptation) -> dict[str, Adaptation]:
     """Return every method as a proposer, by the name of its ladder."""
     named = list(methods.items()) if isinstance(methods, Mapping) else [_named(one) for one in methods]
     found: dict[str, Adaptation] = {}
@@ -324,11 +324,8 @@ def _proposers(methods: Any, plain: Adaptation, backbone: Backbone, first: Label
             raise BadInput(
                 f"two methods are called {name}; give them different names: methods={{'first': ..., 'second': ...}}"
             )
-        function = method_of(method)
         found[name] = replace(plain, objective=method)
-        if function is not None:
-            found[name] = replace(found[name], steps=_masks_of(function, backbone, first))
-        elif not isinstance(method, str):
+        if not isinstance(method, str) and method_of(method) is None:
             found[name].built()  # a wrong object is an error before anything is recorded
     return found
 
@@ -337,18 +334,6 @@ def _named(method: Any) -> tuple[str, Any]:
     if isinstance(method, str):
         return named_proposal(method)
     return named_proposal(getattr(method, "__name__", type(method).__name__))[0], method
-
-
-def _masks_of(method: AnyMethod, backbone: Backbone, first: Labelled) -> int:
-    """Run a function on the first case to learn how many masks it returns."""
-    case = first.case if isinstance(first.case, Case) else backbone.read(first.case.checked()).case
-    prepared = prepare(case, backbone)
-    with restored(backbone.network):
-        whole = prepared.inputs if prepared.pipeline is None else prepared.pipeline.whole
-        masks = list(method(backbone.network, whole))
-    if not masks:
-        raise BadInput(f"{method!r} returned no mask for case {case.id}; return a list with at least one")
-    return len(masks)
 
 
 def _recorded(
@@ -377,6 +362,6 @@ def _recorded(
     if failed:
         raise BadInput(
             f"{pluralize(len(failed), f'{path.name} case')} could not be recorded, so there is no result "
-            f"({'; '.join(failed[:3])}); correct or remove them and repeat the command"
+            f"(the first is {failed[0]}); correct or remove them and repeat the command"
         )
     return check_cases(open_archive(path), [one.id for one in cases], tuple(proposers))

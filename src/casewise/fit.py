@@ -47,7 +47,7 @@ from casewise.render.mask_pictures import Classes
 from casewise.report.fit_page import fit_page, labelled_pictures
 from casewise.run.gather import gathered_cases
 from casewise.run.local import LocalEngine
-from casewise.run.record_folder import RecordCase, record_folder
+from casewise.run.record_folder import RecordCase, foreign_values, record_folder
 from casewise.study.deployed_measures import SET_ASIDE, DeployedMeasures, design_cases, fit_report, policy_cases
 from casewise.study.plan import read_measures
 
@@ -184,7 +184,7 @@ class Choices:
 
 def _choices(backbone: Backbone, cases: Sequence[Labelled], views: str | None, metric: str | None) -> Choices:
     """Choose the set of views and the metric where the user did not."""
-    notes = []
+    notes, views = [], views and views.removeprefix("views:")
     if metric is None:
         named = str(backbone.labels.get(0, "background")).lower()
         streets = backbone.classes >= 8 and named != "background"
@@ -562,7 +562,7 @@ def labelled_cases(
         if unlabelled := len(files) - len(found):
             notes.append(f"{pluralize(unlabelled, 'image')} without a label were left out")
     else:
-        found = list(_given(images, labels))
+        found = list(_given(backbone, images, labels))
     found = _with_patients(found, patients)
     if not found:
         raise BadInput("there is no labelled case; every image needs a label with the same name")
@@ -581,7 +581,7 @@ def labelled_cases(
     return found, notes
 
 
-def _given(images: Sequence[Any], labels: Any) -> Iterator[Labelled]:
+def _given(backbone: Backbone, images: Sequence[Any], labels: Any) -> Iterator[Labelled]:
     """Pair images and labels that are given as lists."""
     if isinstance(labels, (str, Path)) or len(images) != len(labels):
         count = "a folder" if isinstance(labels, (str, Path)) else f"{len(labels)} labels"
@@ -596,8 +596,19 @@ def _given(images: Sequence[Any], labels: Any) -> Iterator[Labelled]:
         mask = np.asarray(label)
         if mask.shape != case.image.shape[1:]:
             raise BadInput(
-                f"the label of image {number} has shape {mask.shape}, its image {case.image.shape}; a label must "
-                f"have the shape of the image without channels"
+                f"the label of image {number} has shape {mask.shape}, its image {case.image.shape}; an image is "
+                "(channel, *space), channels first, and a label has the same shape without channels"
+            )
+        if mask.dtype.kind == "f" and not (np.mod(mask, 1) != 0).any():  # NaN differs from 0
+            mask = mask.astype(np.int64)
+        if mask.dtype.kind not in "biu":
+            raise BadInput(
+                f"the label of image {number} holds {mask.dtype} values; a label holds the number of a class"
+            )
+        if foreign := foreign_values(mask, backbone):
+            raise BadInput(
+                f"the label of image {number} holds {', '.join(map(str, foreign[:3]))}, no class of the model; "
+                "map it to a class, or name the value to ignore: Module(network, ..., ignore=255)"
             )
         yield Labelled(case.id, case.cluster or case.id, case, mask)
 

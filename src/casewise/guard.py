@@ -55,7 +55,7 @@ def guard(
     Args:
         image: Array of shape ``(channel, *space)``, or a :class:`~casewise.core.records.Case`. An array is seeded by
             its content.
-        network: ``nn.Module`` that returns segmentation logits, or a backbone.
+        network: ``nn.Module`` that returns segmentation logits, a model folder, a hub id, a ``Model`` or a backbone.
         policy: A calibrated policy, a controller, a ``Judge``, or the name of a ready controller (``"frag-stop"``). A
             calibrated policy brings its proposer along and refuses another model.
         objective: Name of a proposer (``"tent"``, ``"views:mri"``), an objective, or an ``Adaptation``. Needed for
@@ -77,6 +77,7 @@ def guard(
     from casewise.judge.decide import Judge
     from casewise.judge.policy import adapts, judge_of
 
+    network = _network(network)
     case = image if isinstance(image, Case) else Case(content_id(image), image)
     if isinstance(policy, str):
         policy = _named(policy, network, objective, options)
@@ -137,6 +138,16 @@ def run_judge(
         raise
     first = next(iter(ladder.made.values()))
     return Guarded(mask, decision, ladder.made.get(decision.state.ladder, first), ladder.made if judge.ladders else {})
+
+
+def _network(given: Any) -> Any:
+    """Return a network as it is; load a model that is named by a folder, a hub id or a ``Model``."""
+    from torch import nn
+
+    from casewise.adapt.model import Model, as_model
+
+    model = given if isinstance(given, nn.Module) or hasattr(given, "prepare") else as_model(given)
+    return model.load() if isinstance(model, Model) else model
 
 
 def _unnamed(decision: Decision) -> Decision:

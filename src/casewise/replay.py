@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from casewise.archive.store import Archive
     from casewise.core.records import Controller, Decision, Policy
     from casewise.judge.decide import Judge
 
 
-def replay(archive: Archive, controller: Controller | Judge | Policy) -> list[Decision]:
+def replay(archive: str | Path | Archive, controller: Controller | Judge | Policy | str) -> list[Decision]:
     """Let a controller decide again on recorded cases, in order of their ids; no network is needed.
 
     A controller gets one step after the other until it decides, as in a live run. The binding of a policy is first
@@ -19,8 +21,8 @@ def replay(archive: Archive, controller: Controller | Judge | Policy) -> list[De
     was recorded. A hybrid policy takes the cases as a stream.
 
     Args:
-        archive: Recorded cases.
-        controller: A controller, a judge or a policy.
+        archive: Recorded cases, or their folder.
+        controller: A controller, a judge, a policy, or the name of a ready controller (``"frag-stop"``).
 
     Returns:
         One decision per case.
@@ -40,9 +42,13 @@ def replay(archive: Archive, controller: Controller | Judge | Policy) -> list[De
         >>> replay(archive, controller_of(Policy("m0", "m0", {}, steps=0)))[0].action.value
         'rollback'
     """
+    from casewise.archive.store import Archive, open_archive
     from casewise.core.records import Policy
     from casewise.judge.decide import replay_case
-    from casewise.judge.policy import check_binding, is_hybrid, judge_of
+    from casewise.judge.policy import check_binding, is_hybrid, judge_of, ready_policy
+
+    archive = archive if isinstance(archive, Archive) else open_archive(archive)
+    controller = ready_policy(controller, archive.steps) if isinstance(controller, str) else controller
 
     if not isinstance(controller, Policy):
         return [replay_case(archive, controller, case_id) for case_id in archive.ids]

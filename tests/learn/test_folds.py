@@ -248,3 +248,22 @@ def test_the_plan_names_the_patients_of_every_fold(tmp_path):
     plan = json.loads((tmp_path / "folds.json").read_text())
     assert [{*fold["left_out"]} | {*fold["trained_on"]} for fold in plan["folds"]] == [{*patients}] * 2
     assert plan["tuning"]["updates"] == 3
+
+
+def test_a_network_that_an_unguarded_script_defines_is_tuned_and_the_script_runs_once(tmp_path):
+    program = """
+from pathlib import Path
+from casewise.learn.folds import cross_fit
+from casewise.learn.tuning import Tuning
+from worlds.discs import TinyModel, cohort
+
+class Mine(TinyModel):
+    pass
+
+print("the script runs")
+found = cross_fit(Mine(), *cohort(4), Tuning(updates=1, batch=1), folder=Path("tuned"), workers=2)
+print(len(found.read().folds), "folds")
+"""
+    (tmp_path / "script.py").write_text(program)
+    done = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout.splitlines() == ["the script runs", "2 folds"], done.stderr

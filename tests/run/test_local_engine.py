@@ -95,3 +95,28 @@ def test_workers_end_with_a_run_that_was_killed_and_write_nothing_over_the_next_
         run.kill()
     time.sleep(5)
     assert not list(tmp_path.glob("*-written"))
+
+
+SHARED = """
+import torch
+
+class Adds:
+    def __init__(self):
+        self.tensor = torch.zeros(3)
+
+    def __call__(self, case_id):
+        return float(self.tensor.add_(1).sum())
+"""
+
+
+def test_workers_own_their_tensors_and_a_script_without_a_main_guard_runs_once(tmp_path: Path) -> None:
+    """multiprocessing would share the memory of a network between all workers and the caller."""
+    pytest.importorskip("torch")
+    (tmp_path / "shared.py").write_text(SHARED)
+    program = (
+        "print('the script runs')\nimport shared\nfrom casewise.run.local import LocalEngine\nwork = shared.Adds()\n"
+    )
+    program += "print([one.error or one.value for one in LocalEngine(jobs=2).map(work, ['a', 'b'])], work.tensor.sum())"
+    (tmp_path / "run.py").write_text(program)
+    done = subprocess.run([sys.executable, "run.py"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout.splitlines() == ["the script runs", "[3.0, 3.0] tensor(0.)"], done.stdout + done.stderr

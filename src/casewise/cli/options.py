@@ -202,7 +202,7 @@ class AdaptationOptions:
         unread = (set() if kinds else _OF_READINGS) | (set() if kinds & {"views", "running"} else _OF_VIEWS)
         _refuse_unread(unread, "no views are proposed")
         if not any(how.is_gradient for how in proposers.values()):
-            _refuse_unread(OF_UPDATES, f"{' and '.join(sorted(kinds))} make no updates")
+            _refuse_unread(OF_UPDATES, "nothing that is proposed makes updates")
 
 
 _OF_READINGS = {"consensus"}  # what views and members read, and updates never do

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from itertools import chain
 from pathlib import Path
 
 import typer
@@ -111,14 +110,7 @@ def qc(
     from casewise.core.durable import write_durably
     from casewise.core.errors import BadInput
     from casewise.core.formats import csv_cell, json_text
-    from casewise.study.quality_control import (
-        Opinions,
-        archive_opinions,
-        controlled,
-        folder_opinions,
-        quality_rows,
-        read_quality,
-    )
+    from casewise.study.quality_control import archive_opinions, controlled, folder_opinions, quality_rows, read_quality
 
     if len(opinions) == 1:
         from casewise.archive.store import open_archive
@@ -135,8 +127,8 @@ def qc(
 
         (*read, labels_read), patients, refused = nifti_folders([*opinions, labels], out / "dicom")
         cases = cases or patients  # type: ignore[assignment]
-        found = folder_opinions([one for one in read if one is not None], labels=labels_read, cases=cases)
-        found = chain(found, (Opinions(case_id, case_id, problem=why) for case_id, why in refused.items()))
+        masks = [one for one in read if one is not None]
+        found = folder_opinions(masks, labels=labels_read, cases=cases, refused=refused)
     known = None if quality is None else read_quality(quality)
     result = controlled(
         quality_rows(found, metric=metric, ignore=ignore), below=flag_below, level=confidence, quality=known

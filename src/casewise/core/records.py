@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 from numpy.typing import NDArray
 
 from casewise.core.errors import BadInput
@@ -104,6 +105,7 @@ class Case:
 
     def __post_init__(self) -> None:
         check_case_id(self.id)
+        object.__setattr__(self, "image", np.asarray(self.image))
 
 
 @dataclass(frozen=True, order=True)

@@ -50,7 +50,7 @@ from casewise.judge.certificates.certificate import (
     outside_promise,
 )
 from casewise.judge.monitors.watch import Watching
-from casewise.judge.policy import READY, adapts, calibration_case, check_go, judge_of, no_go
+from casewise.judge.policy import READY, adapts, calibration_case, check_go, judge_of, no_go, read_policy
 from casewise.measure.masks import label_volumes
 from casewise.measure.measures import named_volumes
 from casewise.study.clinical import MeasuredCase
@@ -136,7 +136,8 @@ class Deployment:
     Args:
         model: An ``nn.Module`` that returns logits, a folder, a hub id, a :class:`~casewise.adapt.model.Model`, or a
             backbone.
-        policy: Decides which candidate is deployed. It brings its proposers along. Default: always M0.
+        policy: Decides which candidate is deployed: a policy, its file, or its archive. It brings its proposers
+            along. Default: always M0.
         proposers: Proposers by ladder, for a policy that was not calibrated; otherwise the policy's own.
         certificate: The promise that holds for this policy.
         watch: Monitors that see every decision and may suspend the policy.
@@ -166,6 +167,8 @@ class Deployment:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "model", as_model(self.model))
+        if isinstance(self.policy, (str, Path)):
+            object.__setattr__(self, "policy", read_policy(self.policy))
         if self.contract not in CONTRACTS:
             raise BadInput(f"the contract must be one of {', '.join(CONTRACTS)}, got {self.contract!r}")
         if not self.proposers:

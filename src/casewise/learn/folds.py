@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -26,6 +25,7 @@ from casewise.archive.layout import image_sha256, mask_sha256
 from casewise.core.durable import file_sha256, json_sha256, sweep, write_json
 from casewise.core.errors import BadInput, CasewiseError, Mismatch, NotFinite, TooFewCases, in_one_line
 from casewise.core.formats import json_text
+from casewise.core.processes import needs_script, spawn
 from casewise.core.records import Case, Mask
 from casewise.core.seeds import seed_of
 from casewise.core.text import pluralize
@@ -157,7 +157,7 @@ def cross_fit(
         data = [cases[i] for i in mine], [labels[i] for i in mine]
         jobs.append(_Job(model, *data, own, unlabelled, folder, number, out, used))
     count = min(workers or cores(), max(1, len(jobs)))
-    if count == 1:
+    if count == 1 or needs_script(jobs[0]):  # a network that the user's script defines is tuned in this process
         for job in jobs:
             with _one_thread():
                 job(told)
@@ -241,16 +241,13 @@ def _read(backbone: Backbone, case: Case | CaseFiles) -> Case:
 
 def _run(jobs: Sequence[_Job], count: int, told: OnFold) -> None:
     """Run every job in its own process, ``count`` at a time; the first error ends all of them."""
-    context = multiprocessing.get_context("spawn")
     waiting, running = list(jobs), dict[Connection, Any]()
     try:
         while waiting or running:
             while waiting and len(running) < count:
-                ours, theirs = context.Pipe(duplex=False)
-                process = context.Process(target=_serve, args=(theirs, waiting.pop(0)), daemon=True)
-                process.start()
+                ours, theirs = multiprocessing.Pipe(duplex=False)
+                running[ours] = spawn(_serve, theirs, waiting.pop(0))
                 theirs.close()
-                running[ours] = process
             for pipe in wait(list(running)):
                 assert isinstance(pipe, Connection)
                 _listen(pipe, running, told)
@@ -281,20 +278,12 @@ def _listen(pipe: Connection, running: dict[Connection, Any], told: OnFold) -> N
 
 def _serve(pipe: Connection, job: _Job) -> None:
     """Main function of a worker process: train one fold; exit when the parent process ends."""
-    threading.Thread(target=_end_with_the_run, daemon=True).start()
     torch.set_num_threads(1)
     try:
         job(lambda *said: pipe.send(said))
     except CasewiseError as error:
         pipe.send(error)
     pipe.close()
-
-
-def _end_with_the_run() -> None:
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
 
 
 @contextmanager

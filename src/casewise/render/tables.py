@@ -54,10 +54,10 @@ def undefined(n: int) -> str:
 
 
 def number(value: float | None, digits: int = 3, *, signed: bool = False) -> str:
-    """Format a number: fixed decimals, a true minus sign, powers of ten where the decimals would all be zero.
+    """Format a number: fixed decimals, a true minus sign, two digits of a value whose decimals would all be zero.
 
-    >>> number(-0.0049), number(0.000016), number(0.0), number(0.000016, signed=True)
-    ('−0.005', '1.6e−05', '0.000', '+1.6e−05')
+    >>> number(-0.0049), number(0.00016), number(0.0), number(0.000016, signed=True)
+    ('−0.005', '0.00016', '0.000', '+1.6e−05')
     """
     if value is None:
         return NOT_RUN
@@ -67,7 +67,7 @@ def number(value: float | None, digits: int = 3, *, signed: bool = False) -> str
     if math.isinf(value):
         return "∞" if value > 0 else "−∞"
     hidden = value != 0 and abs(value) < 0.5 * 10.0**-digits
-    text = f"{abs(value):.1e}" if hidden else f"{abs(value):.{digits}f}"
+    text = f"{abs(value):.2g}" if hidden else f"{abs(value):.{digits}f}"
     sign = "−" if value < 0 else "+" if signed and value > 0 else ""
     return sign + text.replace("e-", "e−")
 

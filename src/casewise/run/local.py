@@ -17,7 +17,6 @@ import multiprocessing
 import os
 import platform
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any, Protocol
 
 from casewise.core.errors import BadInput, MissingExtra, in_one_line
+from casewise.core.processes import spawn
 from casewise.core.registry import Registry
 
 Work = Callable[[str], Any]
@@ -113,10 +113,8 @@ class _Worker:
     """One spawned process and the case that it is busy with."""
 
     def __init__(self, work: Work, jobs: int) -> None:
-        context = multiprocessing.get_context("spawn")
-        self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=_serve, args=(theirs, work, jobs), daemon=True)
-        self.process.start()
+        self.pipe, theirs = multiprocessing.Pipe()
+        self.process = spawn(_serve, theirs, work, jobs)
         theirs.close()
         self.case_id: str | None = None
         self.began: float | None = None
@@ -173,7 +171,6 @@ def _why(code: int | None) -> str:
 
 def _serve(pipe: Connection, work: Work, jobs: int) -> None:
     """Main loop of a worker: load the model once, then run cases until the pipe closes."""
-    threading.Thread(target=_end_with_the_run, daemon=True).start()
     torch = sys.modules.get("torch")  # there if the work needs it: unpickling the work imported it
     if torch is not None:
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // jobs))
@@ -187,17 +184,6 @@ def _serve(pipe: Connection, work: Work, jobs: int) -> None:
             prepare()
         pipe.send("began")
         pipe.send(attempt(work, case_id))
-
-
-def _end_with_the_run() -> None:
-    """Exit when the parent process was killed, because the next run may already work on the same case.
-
-    Otherwise this worker could overwrite the result of the next run.
-    """
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
 
 
 def attempt(work: Work, case_id: str) -> Result:

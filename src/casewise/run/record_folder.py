@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,10 @@ import numpy as np
 import pandas as pd
 
 from casewise.adapt.adaptation import Adaptation
-from casewise.adapt.backbones import Backbone, appearance_inputs
+from casewise.adapt.backbones import Backbone, appearance_inputs, pipeline_of
 from casewise.adapt.model import Model
+from casewise.adapt.proposers import method_of
+from casewise.adapt.proposers.imported import counted
 from casewise.adapt.proposers.live import prepare, record_case, unread_notes
 from casewise.adapt.stream import CaseStream
 from casewise.archive.store import Archive, create_archive, describe_cases, open_archive
@@ -53,11 +55,15 @@ class RecordCase:
         """The model, loaded."""
         return self.model.load() if isinstance(self.model, Model) else self.model
 
-    def __call__(self, case_id: str) -> tuple[Case, dict[str, Trajectory]]:
-        """The case and its trajectory on each ladder."""
+    def read(self, case_id: str) -> Case:
+        """The case, read from its files where it is not in memory."""
         given = self.cases[case_id]
         read = given if isinstance(given, Case) else self.backbone.read(given.checked()).case
-        case = replace(read, modality=given.modality)
+        return replace(read, modality=given.modality)
+
+    def __call__(self, case_id: str) -> tuple[Case, dict[str, Trajectory]]:
+        """The case and its trajectory on each ladder."""
+        case = self.read(case_id)
         wanted = self.missing.get(case_id, tuple(self.proposers))
         hows = {name: self.proposers[name] for name in wanted}
         ready = prepare(case, self.backbone)
@@ -85,6 +91,7 @@ def record_folder(
     """
     METRICS[metric]  # refused before the first case, not when somebody calibrates
     backbone = work.backbone
+    work = replace(work, proposers=_counted(work))
     more = {"notice": notice} if notice else {}
     asked: dict[str, dict[str, Any]] = {  # of every ladder before the first is made: a wrong name leaves nothing behind
         ladder: {
@@ -111,6 +118,20 @@ def record_folder(
     return first, _recorded(work, engine, archives, backbone, on_warning)
 
 
+def _counted(work: RecordCase) -> Mapping[str, Adaptation]:
+    """Return the proposers; a function of the user's own has as many steps as masks of the first readable case."""
+    if all(method_of(how.objective) is None for how in work.proposers.values()):
+        return work.proposers
+    for case_id in work.cases:
+        with suppress(CasewiseError, OSError):  # a case that cannot be read is reported when its turn comes
+            ready = prepare(work.read(case_id), work.backbone)
+            break
+    else:
+        return work.proposers
+    network, whole = work.backbone.network, pipeline_of(ready, work.backbone).whole
+    return {name: counted(how, network, whole, case_id) for name, how in work.proposers.items()}
+
+
 def _label(files: CaseFiles | Case, known: Mask | None, backbone: Backbone, ignore_geometry: bool) -> Mask | None:
     """Read the label of one case; a bad label fails this case only."""
     if isinstance(files, Case) or files.label is None:
@@ -130,10 +151,10 @@ def _as_shaped(label: Mask, mask: Mask) -> Mask:
     return label.reshape(mask.shape) if same else label
 
 
-def _foreign(label: Mask, backbone: Backbone) -> list[int]:
-    """Values of a label that are no class of the model, where the model names its classes."""
-    known = {0, *backbone.labels, backbone.ignore}
-    return [int(value) for value in np.unique(label) if value not in known] if backbone.labels else []
+def foreign_values(label: Mask, backbone: Backbone) -> list[int]:
+    """Values of a label that are no class of the model."""
+    known = {0, backbone.ignore, *(backbone.labels or range(backbone.classes + (backbone.head == "sigmoid")))}
+    return [int(value) for value in np.unique(label) if value not in known]
 
 
 def _recorded(
@@ -182,10 +203,10 @@ def _add(
     label = _label(work.cases[case.id], work.labels.get(case.id), backbone, work.ignore_geometry)
     if label is not None:
         label = _as_shaped(label, next(iter(trajectories.values())).masks[0])
-        if foreign := _foreign(label, backbone):
+        if foreign := foreign_values(label, backbone):
             on_warning(
-                f"{case.id}: its label holds {', '.join(map(str, foreign))}, which is no class of the model "
-                f"({', '.join(map(str, sorted(backbone.labels)))}); those voxels can only count as wrong"
+                f"{case.id}: its label holds {', '.join(map(str, foreign))}, which is no class of the model; "
+                "those voxels can only count as wrong"
             )
     for note in unread_notes(trajectories.values()):
         on_warning(f"{case.id}: {note}")

@@ -41,7 +41,7 @@ from casewise.study.plan import (
     read_measures,
     read_plan,
     seal_plan,
-)
+)  # fmt: skip
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -138,25 +138,7 @@ class Outcome:
 
 
 @overload
-def compare(
-    old: Folder,
-    new: Folder,
-    label: None = None,
-    *,
-    labels: Folder | None = None,
-    images: Folder | None = None,
-    cases: Folder | None = None,
-    names: Folder | None = None,
-    plan: Folder | None = None,
-    measures: Folder | None = None,
-    label_names: str | None = None,
-    zero_is_label: bool | None = None,
-    allow: Sequence[str] = (),
-    good: float = GOOD,
-    out: Folder | None = None,
-    engine: Engine | None = None,
-    **options: Any,
-) -> Outcome: ...
+def compare(old: Folder, new: Folder, label: None = None, **options: Any) -> Outcome: ...
 
 
 @overload
@@ -165,15 +147,7 @@ def compare(old: Array, new: Array, label: Array | None = None, **options: Any) 
 
 @overload
 def compare(
-    old: Iterable[Array],
-    new: Iterable[Array],
-    label: Iterable[Array] | None = None,
-    *,
-    ids: Sequence[str] | None = None,
-    clusters: Sequence[str | None] | None = None,
-    groups: Sequence[str | None] | None = None,
-    good: float = GOOD,
-    **options: Any,
+    old: Iterable[Array], new: Iterable[Array], label: Iterable[Array] | None = None, **options: Any
 ) -> Comparisons: ...
 
 
@@ -216,8 +190,9 @@ def compare(old: Any, new: Any, label: Any = None, **options: Any) -> Comparison
     if any(_is_mask(one) or isinstance(one, str | os.PathLike) for one in (old, new)):
         raise BadInput("compare takes two masks, two sequences of masks or two folders, got one of each")
     good = options.pop("good", GOOD)
-    who = {name: options.pop(name, None) for name in ("ids", "clusters", "groups")}
-    return Comparisons(tuple(_each(old, new, label, **who, options=options)), good)
+    who = {name: options.pop(name, None) for name in ("ids", "groups", "clusters")}
+    given = (old, new) if label is None else (old, new, label)
+    return Comparisons(tuple(_each(given, who, options)), good)
 
 
 def _is_mask(given: Any) -> bool:
@@ -225,23 +200,15 @@ def _is_mask(given: Any) -> bool:
 
 
 def _each(
-    old: Iterable[Any],
-    new: Iterable[Any],
-    label: Iterable[Any] | None,
-    *,
-    ids: Sequence[str] | None,
-    clusters: Sequence[str | None] | None,
-    groups: Sequence[str | None] | None,
-    options: Mapping[str, Any],
+    given: Sequence[Iterable[Any]], who: Mapping[str, Sequence[Any] | None], options: Mapping[str, Any]
 ) -> Iterable[ComparedCase]:
     """Compare case by case, so that generators are not held in memory."""
-    given = (old, new) if label is None else (old, new, label)
     ended = object()
     for at, masks in enumerate(zip_longest(*given, fillvalue=ended)):
         if any(mask is ended for mask in masks):
             raise BadInput(f"old, new and label must have equal numbers of masks; one of them ended after {at}")
-        group, cluster = (None if of is None else of[at] for of in (groups, clusters))
-        yield ComparedCase(str(at) if ids is None else ids[at], comparison(*masks, **options), group, cluster)
+        case_id, group, cluster = (None if of is None else of[at] for of in who.values())
+        yield ComparedCase(str(at) if case_id is None else case_id, comparison(*masks, **options), group, cluster)
 
 
 def compare_folders(
@@ -328,19 +295,12 @@ def compare_folders(
         for line in stream if progress is None else progress(stream, len(pairs)):
             if out is None:
                 kept.append(line)
+    known = [("dataset.json", "labels", message) for message in at_odds]
+    known += [(case_id, "unreadable", message) for case_id, message in refused.items()]
     outcome = outcome_of(
-        kept if out is None else case_log(Path(out)),
-        plan=judged_by,
-        seal=seal,
-        declared=declared,
-        allow=allow,
-        good=good,
-        names=called,
-        at_odds=at_odds,
-        refused=refused,
-        files=pairs,
-        settings=settings,
-    )
+        kept if out is None else case_log(Path(out)), plan=judged_by, seal=seal, declared=declared, allow=allow,
+        good=good, names=called, problems=known, files=pairs, settings=settings,
+    )  # fmt: skip
     if judged_by is not None:
         log_verdict(judged_by, outcome.verdict, outcome.hashes)
     return outcome
@@ -405,16 +365,14 @@ def outcome_of(
     allow: Sequence[str] = (),
     good: float = GOOD,
     names: Mapping[int, str] | None = None,
-    at_odds: Sequence[str] = (),
-    refused: Mapping[str, str] | None = None,
+    problems: Iterable[tuple[str, str, str]] = (),
     files: Mapping[str, Pair] | None = None,
     settings: Settings | None = None,
 ) -> Outcome:
     """Compute the summary, the verdict and the problems from the lines of all pairs, in any order.
 
     ``lines`` (those of :func:`case_log`) are read a few times and not kept. ``names`` are the names of the labels;
-    ``at_odds`` holds a sentence for each label that the two folders name differently, ``refused`` one for each case
-    whose masks could not be read.
+    ``problems`` are known before: (case, kind, message).
     """
     known = Registry("kind of problem", KINDS)
     allowed = {kind for kind in allow if known[kind]}
@@ -425,7 +383,8 @@ def outcome_of(
         found = comparison_of(line["comparison"])
         return ComparedCase(intern(line["case"]), found, line["group"], line["cluster"], line["scan"])
 
-    compared, problems = [], [(case_id, "unreadable", message) for case_id, message in (refused or {}).items()]
+    compared, problems = [], list(problems)
+    unread = sum(kind == "unreadable" for _, kind, _ in problems)
     hashes: dict[str, dict[str, str]] = {}
     for at, line in enumerate(lines):  # one by one: a line is much larger than what is kept of it
         problems += [(line["case"], one["kind"], one["message"]) for one in line["problems"]]
@@ -442,7 +401,6 @@ def outcome_of(
     if settings.classes is None:
         only = label_sets(cohort.cohort.held, lambda label: label_name(label, names))
         problems += [(case_id, "labels", message) for case_id, message in only]
-    problems += [("dataset.json", "labels", message) for message in at_odds]
     labels = [number for number in cohort.label_numbers if number or not settings.zero_is_label]
     values, measured = measure_results(cases, declared, names)
     measured += volume_results(cohort.cohort, labels, names)
@@ -455,7 +413,7 @@ def outcome_of(
         cohort,
         checks,
         tuple(Problem(kind, case_id, message, kind in allowed) for case_id, kind, message in problems),
-        len(lines) + len(refused or {}),
+        len(lines) + unread,
         names,
         tuple(measured),
         plan,

@@ -7,7 +7,7 @@ lower bound of its metric is fitted, and the risk-coverage curve of every signal
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,8 +47,14 @@ class Opinions:
     spacing_mm: tuple[float, ...] | None = None
 
 
-def folder_opinions(folders: Sequence[Path], *, labels: Path | None, cases: Path | None) -> Iterator[Opinions]:
-    """Read masks of the same names from several folders; a missing mask or another grid is a problem of that case."""
+def folder_opinions(
+    folders: Sequence[Path], *, labels: Path | None, cases: Path | None, refused: Mapping[str, str] | None = None
+) -> Iterator[Opinions]:
+    """Read masks of the same names from several folders; a missing mask or another grid is a problem of that case.
+
+    ``refused`` says by case why its masks could not be read before.
+    """
+    yield from (Opinions(case_id, case_id, problem=why) for case_id, why in (refused or {}).items())
     if len(folders) < 2:
         raise BadInput(f"quality control needs at least two folders of masks, got {len(folders)}")
     tables = [

@@ -52,14 +52,12 @@ FORMS: Registry[Callable[..., Objective]] = Registry(
 
 
 def objective_of(spec: Any, **options: Any) -> Objective:
-    """Return an objective from a name ("tent"), an address ("package.module:Name") or an objective itself."""
-    if not isinstance(spec, str):
-        return as_objective(spec)
-    if ":" not in spec:
+    """Return an objective from a name ("tent"), an address ("package.module:Name"), its class or itself."""
+    if isinstance(spec, str) and ":" not in spec:
         known: Registry[Callable[..., Objective]] = Registry("objective", {**OBJECTIVES, **FORMS})
         built: Objective = known.build(spec, **options)
         return built
-    found = from_address(spec, "objective")
+    found = from_address(spec, "objective") if isinstance(spec, str) else spec
     makes = inspect.isclass(found) or (inspect.isfunction(found) and not required_arguments(found))
     try:
         return as_objective(found(**options) if makes else found)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -22,11 +22,12 @@ from casewise.adapt.adaptation import Adaptation, address_of
 from casewise.adapt.backbones import Backbone, pipeline_of
 from casewise.adapt.backbones.module import as_backbone
 from casewise.adapt.forward_episode import ForwardEpisode
-from casewise.adapt.proposers import AnyMethod, PreparedCase, bind
-from casewise.adapt.snapshot import seed_generators
+from casewise.adapt.proposers import AnyMethod, PreparedCase, bind, method_of
+from casewise.adapt.snapshot import restored, seed_generators
 from casewise.core.errors import BadInput
 from casewise.core.records import Binding, Mask, Signals
 from casewise.core.seeds import seed_of
+from casewise.core.text import pluralize
 
 _STEP = re.compile(r"step_([1-9]\d*)\..+")
 
@@ -112,15 +113,33 @@ class MethodMasks:
 
     def _masks(self, case: PreparedCase, network: nn.Module, whole: Tensor) -> Sequence[Any]:
         seed_generators(seed_of(self.how.seed, case.case.id))
-        with torch.inference_mode(False), torch.enable_grad():
-            made = self.function(network, whole.clone())
-        if not isinstance(made, Sequence) or len(made) != self.how.steps:
-            got = f"{len(made)} masks" if isinstance(made, Sequence) else type(made).__name__
+        made = masks_of(self.function, network, whole, case.case.id)
+        if len(made) != self.how.steps:
             raise BadInput(
-                f"{self.name} returned {got} for case {case.case.id}, expected a list of {self.how.steps}; return the "
-                "same number of masks for every case, and set steps to it"
+                f"{self.name} returned {pluralize(len(made), 'mask')} for case {case.case.id}, expected "
+                f"{self.how.steps}; return the same number of masks for every case, and set steps to it"
             )
         return made
+
+
+def masks_of(function: AnyMethod, network: nn.Module, whole: Tensor, case_id: str) -> list[Any]:
+    """Call a function of the user's own, with gradients switched on, and return its masks as a list."""
+    with torch.inference_mode(False), torch.enable_grad():
+        made = function(network, whole.clone())
+        if isinstance(made, (Tensor, np.ndarray)) or not isinstance(made, Iterable) or not (masks := list(made)):
+            raise BadInput(
+                f"{address_of(function)} returned {'nothing in its list' if made == [] else type(made).__name__} for "
+                f"case {case_id}; return a list of masks: [mask] for one"
+            )
+    return masks
+
+
+def counted(how: Adaptation, network: nn.Module, whole: Tensor, case_id: str) -> Adaptation:
+    """Set the steps to the number of masks that a function returns for a case; other proposers are unchanged."""
+    if (function := method_of(how.objective)) is None:
+        return how
+    with restored(network):
+        return replace(how, steps=len(masks_of(function, network.eval(), whole, case_id)))
 
 
 class MaskEpisode(ForwardEpisode):
@@ -146,10 +165,16 @@ class MaskEpisode(ForwardEpisode):
         """Return a mask as whole numbers in the shape of M0; a batch axis of one may be there or not."""
         source = self.record.masks[0]
         found = np.asarray(made.detach().cpu().numpy() if isinstance(made, Tensor) else made)
-        if found.dtype.kind not in "biu" or found.squeeze().shape != source.squeeze().shape or found.min() < 0:
+        if found.dtype.kind not in "biu" or found.squeeze().shape != source.squeeze().shape:
             raise BadInput(
                 f"candidates of case {self.case_id} must be integer masks of shape {source.shape}, got {found.dtype} "
-                f"of shape {found.shape}"
+                f"of shape {found.shape}; take the argmax of logits, and return one mask per step"
+            )
+        largest = self._shape[1] - (self.head == "softmax")
+        if found.min() < 0 or found.max() > largest:
+            raise BadInput(
+                f"candidates of case {self.case_id} must hold the classes 0 to {largest} of the network, got "
+                f"{found.min()} to {found.max()}"
             )
         return found.reshape(source.shape).astype(source.dtype)
 

@@ -198,16 +198,16 @@ def unpromised(found: Mapping[str, Any]) -> str:
 
 
 def unseen_sentence(patients: int) -> str:
-    """What so few patients cannot show: the largest share of disasters that they are compatible with.
+    """Say which losses so few patients cannot show: the largest share of disasters that they are compatible with.
 
     Args:
-        patients: How many patients the estimate comes from.
+        patients: Number of patients in the estimate.
 
     Returns:
         One sentence.
     """
     share = clopper_pearson_upper(0, patients, LEVEL)
     return (
-        f"rare disasters cannot be seen in so few: up to {share:.0%} of new {UNIT[1]} may lose more than any of these "
-        f"{patients} did (confidence {LEVEL:g}), and no estimate here counts them"
+        f"rare large losses may be missed: up to {share:.0%} of new {UNIT[1]} may lose more than any of these "
+        f"{patients} did (confidence {LEVEL:g}), and no estimate here includes them"
     )

@@ -44,6 +44,8 @@ class Promise:
     def __post_init__(self) -> None:
         if not self.losses or len(self.losses) != len(self.alphas) or set(self.losses) - set(LOSSES):
             raise BadInput(f"need one alpha per loss among {', '.join(LOSSES)}, got {self.losses} and {self.alphas}")
+        if not all(0 < alpha < 1 for alpha in self.alphas):
+            raise BadInput(f"alpha must lie between 0 and 1, got {', '.join(map(str, self.alphas))}")
         if self.delta is None and len(self.losses) > 1:
             raise BadInput("CRC certifies one risk at a time; several at once need method 'ltt' and --delta")
         if self.low_mid not in ("envelope", "fixed"):

@@ -1,0 +1,52 @@
+"""Worker processes that end with their parent, own what they work with, and do not run the user's script again."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import sys
+import threading
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+
+def needs_script(work: Any) -> bool:
+    """Return True if work was defined in the user's script, so that another process must run the script to read it."""
+    return b"__main__" in pickle.dumps(work)
+
+
+def spawn(target: Callable[..., None], pipe: Connection, work: Any, *rest: Any) -> BaseProcess:
+    """Start a process that calls ``target(pipe, work, *rest)`` and ends when this process ends.
+
+    The work is pickled here: ``multiprocessing`` would put the tensors of a network into memory that all processes
+    share, and an update in one process would move the weights in all of them. A spawned process also runs the script
+    that started it, from the top if the script has no ``if __name__ == "__main__":``. Unless the work was defined in
+    the script, its path is hidden while the process starts.
+    """
+    pickled = pickle.dumps(work)
+    process = multiprocessing.get_context("spawn").Process(
+        target=_serve, args=(target, pipe, pickled, *rest), daemon=True
+    )
+    names = vars(sys.modules["__main__"])
+    hidden = {} if b"__main__" in pickled or "__file__" not in names else {"__file__": names.pop("__file__")}
+    try:
+        process.start()
+    finally:
+        names.update(hidden)
+    return process
+
+
+def _serve(target: Callable[..., None], pipe: Connection, pickled: bytes, *rest: Any) -> None:
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    target(pipe, pickle.loads(pickled), *rest)
+
+
+def _end_with_parent() -> None:
+    """Exit when the parent process was killed: the next run may already work on the same case or fold."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
