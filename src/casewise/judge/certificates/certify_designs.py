@@ -67,10 +67,8 @@ def certify_designs(
         check_go(one, force=force)
     names = [one.name for one in policies]
     digests = [policy_digest(one) for one in policies]
-    together = None if halved else names
-    designs = [
-        DesignEvidence(one, router_evidence(archive, one, margin=asked.margin, together=together)) for one in policies
-    ]
+    each = [router_evidence(archive, one, margin=asked.margin, together=None if halved else names) for one in policies]
+    designs = [DesignEvidence(*pair) for pair in zip(policies, each, strict=True)]
     said = noted(archive, policies[0], {"method": "designs", "designs": digests, **asdict(asked)}, force=force)
     kind = "betting" if asked.p_value == "auto" else asked.p_value
     found = best_certified(designs, asked, kind)
