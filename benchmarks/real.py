@@ -228,7 +228,7 @@ def run(shift: Shift, data: Path, out: Path, only: Sequence[str] | None, jobs: i
     """One shift: folders, recordings, certificates, studies."""
     write_folders(shift.name, data, out)
     if shift.name == "fundus":
-        train_source(shift.name, data, out)
+        train_source(f"{shift.name}-0", data, out)
     arms = [arm for arm in shift.arms if not only or arm.name in only]
     if not arms:
         raise SystemExit(f"no arm of {shift.name} is asked for; it has {', '.join(arm.name for arm in shift.arms)}")

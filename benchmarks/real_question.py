@@ -591,8 +591,8 @@ def main() -> None:
     for name in options.shifts or known:
         shift = known[name]
         write_folders(shift.cohort, data, out)
-        if shift.seed is not None:
-            train_source(shift.cohort, data, out, seed=shift.seed)
+        if shift.source is not None:
+            train_source(shift.source, data, out)
         question = Question(shift, data, out, options.jobs)
         question.home.mkdir(parents=True, exist_ok=True)
         suits = [one for one in RIVAL_NAMES if one != NNUNET or shift.cohort == "cardiac"]

@@ -1,7 +1,7 @@
 """The real shifts: a frozen model, a cohort, and how the cases are scored.
 
-Archives and models of a run lie below one folder OUT. The source models of fundus and polyps are trained by
-``source_training.py``, once.
+Archives and models of a run lie below one folder OUT. Source models that we train, those of fundus and polyps and the
+ones that are trained for longer, are made once by ``source_training.py``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from casewise.core.records import State
 from casewise.data.folders import CaseFiles, list_cases, with_groups, with_labels
 
 HOME = Path(__file__).parent
-SEEDS = (0, 1)
+HEARTS = "hearts-longer"
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Shift:
     model: Model
     tent: Adaptation
     metric: str = "dice"
-    seed: int | None = None  # of the source model, where our script trains it
+    source: str | None = None  # the source model, where our script trains it
 
 
 def shifts(weights: Path, out: Path) -> dict[str, Shift]:
@@ -46,24 +46,24 @@ def shifts(weights: Path, out: Path) -> dict[str, Shift]:
         Shift("hearts", "cardiac", Model(heart, mirroring=False), tent),
         Shift("driving", "driving", vit, street, "miou"),
     ]
-    for seed in SEEDS:
-        for cohort in ("fundus", "polyps"):
-            model = Model(f"benchmarks.source_training:{cohort}", out / "sources" / f"{cohort}-{seed}.safetensors")
-            made.append(Shift(f"{cohort}-{seed}", cohort, model, tent, seed=seed))
+    made.append(Shift(HEARTS, "cardiac", Model(str(out / "sources" / HEARTS)), tent, source=HEARTS))
+    for name in ("fundus-0", "polyps-0", "fundus-1", "polyps-1", "polyps-longer-0"):
+        recipe = name.rpartition("-")[0].replace("-", "_")
+        model = Model(f"benchmarks.source_training:{recipe}", out / "sources" / f"{name}.safetensors")
+        made.append(Shift(name, recipe.partition("_")[0], model, tent, source=name))
     return {shift.name: shift for shift in made}
 
 
-def train_source(cohort: str, data: Path, out: Path, *, seed: int = 0) -> Path:
-    """Train the source model of fundus or polyps where it is not there yet; return the file of its weights."""
-    file = out / "sources" / f"{cohort}-{seed}.safetensors"
-    if not file.exists():
-        script = ["-m", "benchmarks.source_training", cohort, "--data", data, "-o", file.parent]
-        short = () if small_run(out) is None else chain.from_iterable(SMALL_TRAINING)
-        subprocess.run(
-            [sys.executable, *map(str, script), "--seeds", str(seed), *map(str, short)],
-            cwd=HOME.parent, check=True, stdout=sys.stderr,
-        )  # fmt: skip
-    return file
+def train_source(source: str, data: Path, out: Path) -> None:
+    """Train a source model, such as "fundus-0", where it is not there yet."""
+    folder = out / "sources"
+    if any((folder / name).exists() for name in (source, f"{source}.safetensors")):
+        return
+    script = ["-m", "benchmarks.source_training", source, "--data", data, "-o", folder]
+    short = () if small_run(out) is None else chain.from_iterable(SMALL_TRAINING)
+    subprocess.run(
+        [sys.executable, *map(str, script), *map(str, short)], cwd=HOME.parent, check=True, stdout=sys.stderr
+    )
 
 
 def cases_of(folder: Path, ending: str) -> list[CaseFiles]:

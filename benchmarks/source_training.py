@@ -7,8 +7,7 @@ epoch and ends as if it had not been. Two stronger source models answer whether 
 polyps-longer is the polyp network at half resolution, trained for longer; hearts-longer continues the training of the
 cardiac nnU-Net on its own source images (M&Ms vendor A) for 2,000 updates.
 
-    python -m benchmarks.source_training --data DATA -o OUT fundus polyps --seeds 0 1
-    python -m benchmarks.source_training --data DATA -o OUT polyps-longer hearts-longer --seeds 0
+    python -m benchmarks.source_training --data DATA -o OUT fundus-0 polyps-0 polyps-longer-0 hearts-longer
     casewise record -m benchmarks.source_training:fundus --weights OUT/fundus-0.safetensors ...
 """
 
@@ -250,7 +249,7 @@ def train(
 
 
 def train_hearts(*, data: Path, out: Path, updates: int = 2000, most: int | None = None) -> dict[str, float]:
-    """Continue the training of the cardiac nnU-Net on vendor A, in nnU-Net's own way; every seventh subject is held out.
+    """Continue the training of the cardiac nnU-Net on vendor A in nnU-Net's own way; every seventh subject is left out.
 
     The model is written as an nnU-Net folder, OUT/hearts-longer. Returns the Dice on held-out volumes before and after.
     """
@@ -292,22 +291,19 @@ def _save(state: dict[str, object], path: Path) -> None:
 
 
 if __name__ == "__main__":
+    known = [f"{name}-{seed}" for name in RECIPES for seed in (0, 1)] + [HEARTS]
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    known = (*RECIPES, HEARTS)
-    parser.add_argument("datasets", nargs="*", default=["fundus", "polyps"], choices=known, metavar="DATASET",
-                        help=", ".join(known))  # fmt: skip
+    parser.add_argument("sources", nargs="+", choices=known, metavar="SOURCE", help=", ".join(known))
     parser.add_argument("--data", type=Path, required=True, help="folder with fundus_disc_cup, polyps, mnms_cardiac")
     parser.add_argument("-o", "--out", type=Path, required=True, help="where NAME-SEED.safetensors and .json go")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
-    parser.add_argument("--epochs", type=int, help="at most; default: the recipe's")
-    parser.add_argument("--images", type=int, help="only the first so many")
+    parser.add_argument("--epochs", type=int, help="epochs (updates of hearts-longer) at most; default: the recipe's")
+    parser.add_argument("--images", type=int, help="only the first so many images")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    for seed in options.seeds:
-        for name in options.datasets:
-            few = {"epochs": options.epochs, "most": options.images}
-            if name == HEARTS:
-                short = {} if options.epochs is None else {"updates": options.epochs}
-                print(train_hearts(data=options.data, out=options.out, most=options.images, **short), flush=True)
-            else:
-                print(train(name, seed, data=options.data, out=options.out, **few), flush=True)
+    where = {"data": options.data, "out": options.out, "most": options.images}
+    for source in options.sources:
+        if source == HEARTS:
+            print(train_hearts(**where, updates=options.epochs or 2000), flush=True)
+        else:
+            name, _, seed = source.rpartition("-")
+            print(train(name, int(seed), **where, epochs=options.epochs), flush=True)

@@ -1,11 +1,10 @@
-"""What one update of tuning costs, in CPU time on one thread: ratios to plain PyTorch on the same network and batch.
+"""The cost of one update of tuning, in CPU time on one thread, as a ratio to plain PyTorch on the same batch.
 
     python benchmarks/speed_learning.py
 
 A batch of 8 slices, a 2-D U-Net like nnU-Net's (``--features``, ``--size``). Contestants run interleaved; a ratio is
 the median of the rounds' own ratios. Promises: an update of "norm+head" costs at most 1.1 times a plain step (forward,
-backward of the same parameters, AdamW) with the same loss, and less than a plain step of full training. Where only the
-head is tuned, a batch that is used again costs less than a new one, because frozen features are kept.
+backward of the same parameters, AdamW) with the same loss, and less than a plain step of full training.
 """
 
 from __future__ import annotations

@@ -23,17 +23,15 @@ import time
 import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from unittest import mock
 
 import numpy as np
 import torch
 
 from casewise.adapt.adaptation import Adaptation
 from casewise.adapt.backbones import Backbone, load_backbone, pipeline_of
-from casewise.adapt.backbones.module import Module, of_network
+from casewise.adapt.backbones.module import of_network
 from casewise.adapt.consensus import Mean
 from casewise.adapt.networks import PlainUNet
-from casewise.adapt.proposers import views as view_proposer
 from casewise.adapt.proposers.live import record_case, run_episode
 from casewise.core.records import Case, State
 from casewise.run.local import keep_freed_memory
@@ -105,7 +103,6 @@ def main() -> None:
     sums = [one[few] + one[many] + one[episode] - one[one_forward] for one in rounds]
     spent = [one[every] / total for one, total in zip(rounds, sums, strict=True)]
     rows.append((every, "their sum with one M0 for the readings", spent, 1.05))
-    rows.append(("11 views of a 64 x 64 picture, batched", "one by one", batched(backbone, options.rounds), 1.0))
     rows.append(("volumes that a mean of 12 holds", "beside the newest", [held_volumes()], 1.0))
     if options.nnunet_features != "none":
         rows += through_nnunet([int(width) for width in options.nnunet_features.split(",")], options.rounds)
@@ -114,18 +111,6 @@ def main() -> None:
         print(
             f"| {ours} | {peer} | {statistics.median(ratios):.3f} | {'none' if limit is None else format(limit, 'g')} |"
         )
-
-
-def batched(backbone: Module, rounds: int) -> list[float]:
-    """Eleven views of one small picture, in one batch and one by one: the ratio of each round."""
-    case = Case("small", np.random.default_rng(1).normal(size=(1, 64, 64)).astype(np.float32))
-    ready, how = backbone.prepare(case), Adaptation(MANY)
-    found = []
-    for _ in range(4 * rounds):
-        together = seconds(lambda: record_case(case, backbone, {"": how}, ready))
-        with mock.patch.object(view_proposer, "BATCHED", 0):
-            found.append(together / seconds(lambda: record_case(case, backbone, {"": how}, ready)))
-    return found
 
 
 Ratios = tuple[str, str, list[float], float | None]

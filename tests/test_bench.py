@@ -122,7 +122,7 @@ def _changing_number(network: nn.Module, image: Tensor) -> list[Tensor]:
 
 @pytest.mark.parametrize(
     ("method", "words"),
-    [(_float_masks, "integer masks"), (_changing_number, "masks for case"), ("tnt", "'tent'"), (3, "a method is")],
+    [(_float_masks, "integer masks"), (_changing_number, "masks for case"), ("tnt", "'tent'"), (3, "a method must be")],
 )
 def test_a_method_that_cannot_be_used_is_refused_in_a_sentence(network: nn.Module, method: Any, words: str) -> None:
     images, labels, patients = cases(8)

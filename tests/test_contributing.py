@@ -64,7 +64,7 @@ def added_to(tree: Path) -> None:
     for name, imported, line, registry in LINES:
         path = tree / name
         text = path.read_text(encoding="utf-8")
-        begin = re.search(rf"^{registry}\b.*?(?:for info in \(|\{{(?!\n\s+info\.))\n", text, re.DOTALL | re.MULTILINE)
+        begin = re.search(rf"^_?{registry}\b.*?(?:= \(|\{{)\n", text, re.DOTALL | re.MULTILINE)
         assert begin, f"{registry} is not a list of lines in {name}"
         text = f"{text[: begin.end()]}        {line}\n{text[begin.end() :]}"
         if imported:

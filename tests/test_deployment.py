@@ -48,13 +48,13 @@ FIXED = Policy("fixed-k", "fixed-k", {"step": 1}, 1)
 OTHER: dict[str, Any] = {
     "objective": "memo", "learning_rate": 0.01, "parameters": "all", "steps": 2, "seed": 5, "min_area": 9,
     "foreground": False, "max_slices": 1, "modulation": "param-subset", "statistics": RiskStatistics(1, 1, 1, 1),
-    "batch_statistics": "blend", "blend_prior": 3.0, "reset": "stream",
+    "batch_statistics": "batch", "reset": "stream",
     "signals": ("drop",), "shrink": (State(1, 0.5),),
-    "keep_parameters": True, "keep_entropy": True, "consensus": "vote", "weights": (("mirror(x)", 2.0),),
-    "mirrored_views": True, "source_statistics": "statistics.npz", "save_probabilities": True, "tuned": "weights",
+    "keep_parameters": True, "keep_entropy": True, "consensus": "vote",
+    "mirrored_views": True, "source_statistics": "statistics.npz", "tuned": "weights",
     "ensemble": True, "crossfit": True,
 }  # fmt: skip
-NEEDS = {"modulation": {"statistics": OTHER["statistics"]}, "blend_prior": {"batch_statistics": "blend"}}
+NEEDS = {"modulation": {"statistics": OTHER["statistics"]}}
 
 
 class Reached(Exception):
@@ -159,7 +159,7 @@ def test_an_episode_reads_every_knob(case: Case) -> None:
             read.add(name)
             return super().__getattribute__(name)
 
-    how = Watched("tent", 0.05, steps=1, batch_statistics="blend")
+    how = Watched("tent", 0.05, steps=1, batch_statistics="batch")
     read.clear()
     run_episode(PlainUNet(), torch.zeros(1, 1, 16, 16), how)
     modulated = Watched("tent", modulation="param-subset", statistics=OTHER["statistics"])
@@ -205,7 +205,6 @@ TYPED = {
 }  # fmt: skip
 OF_VIEWS = {
     "consensus": (["--set", "consensus=vote"], "vote"), "mirrored_views": (["--set", "mirrored-views=true"], True),
-    "save_probabilities": (["--set", "save-probabilities=true"], True),
     "source_statistics": (["--set", "source-statistics=statistics.json"], "statistics.json"),
 }  # fmt: skip
 ELSEWHERE = {"modulation", "statistics"}  # need an archive: tests/run/test_record_folder.py, tests/cli
@@ -334,7 +333,7 @@ def test_contract_and_memory_of_the_command_line_reach_the_deployment(stopped: N
 
 def test_each_part_of_a_deployment_matters(case: Case) -> None:
     flat = Case("flat", np.ones((1, 2, 16, 16), np.float32))
-    with pytest.raises(Refused, match=r"case flat breaks the model's input contract: .*; correct the file"):
+    with pytest.raises(Refused, match=r"case flat does not meet the model's input contract: .*; correct the file"):
         Deployment(MODEL, FIXED, {"": PLAIN}).predict(flat)
     assert Deployment(MODEL, FIXED, {"": PLAIN}, contract="warn").predict(flat).findings
     assert not Deployment(MODEL, FIXED, {"": PLAIN}, contract="off").predict(flat).findings

@@ -264,5 +264,5 @@ def test_a_policy_file_from_a_stranger_imports_nothing(network, case, fitted):
 
 
 def test_a_controller_alone_needs_an_objective(network, case):
-    with pytest.raises(BadInput, match="fixed-k does not say how candidates are made"):
+    with pytest.raises(BadInput, match="fixed-k does not name its proposers"):
         guard(case, network, CONTROLLERS.build("fixed-k", step=1))

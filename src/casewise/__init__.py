@@ -1,7 +1,7 @@
 """casewise: better masks from an existing segmentation model on new data, with a bound on the harm.
 
 Public names are imported when they are first used (PEP 562): ``import casewise`` costs nothing and pulls in no torch.
-``__init__.pyi`` tells type checkers the same names with their types.
+``__init__.pyi`` declares these names with their types for type checkers.
 """
 
 from __future__ import annotations
@@ -32,9 +32,6 @@ _HOME = {
     "miou": "casewise.measure.metrics.overlap",
     "hd95": "casewise.measure.metrics.surface",
     "assd": "casewise.measure.metrics.surface",
-    "surface_dice": "casewise.measure.metrics.surface",
-    "boundary_iou": "casewise.measure.metrics.surface",
-    "surface_gaps": "casewise.measure.metrics.surface",
     # adapt and decide
     "Adaptation": "casewise.adapt.adaptation",
     "run_episode": "casewise.adapt.proposers.live",

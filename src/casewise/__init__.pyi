@@ -27,10 +27,7 @@ from casewise.measure.metrics.harm import harm as harm
 from casewise.measure.metrics.overlap import dice as dice
 from casewise.measure.metrics.overlap import miou as miou
 from casewise.measure.metrics.surface import assd as assd
-from casewise.measure.metrics.surface import boundary_iou as boundary_iou
 from casewise.measure.metrics.surface import hd95 as hd95
-from casewise.measure.metrics.surface import surface_dice as surface_dice
-from casewise.measure.metrics.surface import surface_gaps as surface_gaps
 from casewise.measure.signals.fragmentation import fragmentation as fragmentation
 from casewise.replay import replay as replay
 from casewise.study.compare import compare as compare

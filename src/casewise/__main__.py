@@ -1,4 +1,5 @@
-"""``python -m casewise``. Python puts the working directory first on its path then: no place to import from."""
+"""``python -m casewise``. Python then puts the working directory first on its path; it is removed, so that nothing is
+imported from there."""
 
 import os
 import sys

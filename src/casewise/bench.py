@@ -14,8 +14,7 @@ import pandas as pd
 from casewise.adapt.adaptation import Adaptation
 from casewise.adapt.backbones import Backbone
 from casewise.adapt.model import Model, as_model
-from casewise.adapt.proposers import named_proposal
-from casewise.adapt.proposers.imported import AnyMethod, method_of
+from casewise.adapt.proposers import AnyMethod, method_of, named_proposal
 from casewise.adapt.proposers.live import prepare
 from casewise.adapt.snapshot import restored
 from casewise.archive.store import Archive, open_archive
@@ -103,11 +102,11 @@ class BenchResult:
         return csv_text(self._table)
 
     def summary(self) -> str:
-        """Return the table as Markdown, followed by what a reader must know."""
+        """Return the table as Markdown, followed by the notes."""
         return "\n".join([markdown(self._table), "", *self.notes()])
 
     def notes(self) -> list[str]:
-        """Return what a reader of the table must know, one sentence each."""
+        """Return notes for the reader of the table, one sentence each."""
         result = self.result
         lines = [f"Policies were fitted on {len(result['calibration'])} calibration cases."]
         if result["methods"][0]["scores"]["low"] is None:
@@ -122,7 +121,7 @@ class BenchResult:
         lines += [f"! {reason}" for reason in result["refused"]]
         lines += [f"! {note}" for method in result["methods"] for note in method["notes"]]
         if result["labels_seen_before_decisions"]:
-            lines.append("! Evaluation labels were read in this folder before these decisions were taken.")
+            lines.append("! Evaluation labels were read in this folder before these decisions were made.")
         for one in result["methods"]:
             if (made := one["promise"]) and made["missed"]:
                 lines.append(
@@ -194,7 +193,8 @@ def bench(
         cases: Images as arrays ``(channel, *space)``, files or ``Case`` objects; a folder of images; a dataset folder
             (``images/``, ``labels/``, ``cases.csv``); or an archive that was recorded before.
         labels: Labels in the order of the images, or a folder. None for a dataset folder and for an archive.
-        methods: What makes candidates, as a list or by name: ``"tent"``, ``"views:photo"``, an objective, or a function
+        methods: Methods that make candidates, as a list or by name: ``"tent"``, ``"views:photo"``, an objective, or a
+            function
             ``(network, image) -> list of masks``, where ``image`` is the prepared batch ``(n, channel, *space)`` and
             the masks have the shape of the label. Of an archive: names of ladders; default: all.
         policies: Policies to fit, as ``casewise.calibrate`` takes them.
@@ -237,7 +237,7 @@ def bench(
         known, judged, how = _of_archive(cases, calibration, share, methods)
     else:
         if network is None:
-            raise BadInput("cases are images, so a network is needed; without one give an archive of casewise record")
+            raise BadInput("images need a network; without a network, give an archive of casewise record")
         model = as_model(network)
         backbone = model.load() if isinstance(model, Model) else model
         sides, how, facts = _sides(backbone, cases, labels, patients, calibration, share, folder)
@@ -286,7 +286,7 @@ def _of_archive(cases: Any, calibration: Any, share: float, methods: Any) -> tup
 def _sides(
     backbone: Backbone, cases: Any, labels: Any, patients: Any, calibration: Any, share: float, folder: Path
 ) -> tuple[dict[str, list[Labelled]], dict[str, Any], dict[str, str]]:
-    """Return calibration and evaluation cases, how they were split, and what the recordings say of the data."""
+    """Return calibration and evaluation cases, how they were split, and facts about the data for the recordings."""
     if labels is None:
         if not isinstance(cases, (str, Path)):
             raise BadInput("labels are needed for images that are given as a list")
@@ -321,7 +321,9 @@ def _proposers(methods: Any, plain: Adaptation, backbone: Backbone, first: Label
     found: dict[str, Adaptation] = {}
     for name, method in named:
         if name in found:
-            raise BadInput(f"two methods are called {name}; give them names: methods={{'first': ..., 'second': ...}}")
+            raise BadInput(
+                f"two methods are called {name}; give them different names: methods={{'first': ..., 'second': ...}}"
+            )
         function = method_of(method)
         found[name] = replace(plain, objective=method)
         if function is not None:
@@ -375,6 +377,6 @@ def _recorded(
     if failed:
         raise BadInput(
             f"{pluralize(len(failed), f'{path.name} case')} could not be recorded, so there is no result "
-            f"({'; '.join(failed[:3])}); correct or remove them and run the same again"
+            f"({'; '.join(failed[:3])}); correct or remove them and repeat the command"
         )
     return check_cases(open_archive(path), [one.id for one in cases], tuple(proposers))

@@ -100,9 +100,10 @@ def fit(
     """Fit a deployment to labelled cases.
 
     The chain: candidates are proposed for every labelled case (views of the frozen model, and weights that were tuned
-    on the other patients), ways to choose among them are compared on patients left out, the best one that passes the
+    on the other patients), designs that choose among them are compared on patients left out, the best one that passes
+    the
     tests is fitted on all patients, flags are calibrated, and, where a promise is asked for, it is certified on others
-    who took no part in the rest. Where nothing passes, the deployment keeps M0.
+    who took no part in the rest. If none passes, the deployment keeps M0.
 
     Args:
         model: The frozen model: an ``nn.Module`` that returns logits, a model folder, a hub id, or a ``Model``.
@@ -113,17 +114,17 @@ def fit(
         out: Folder of the deployment. Default: a temporary folder; ``save`` copies it.
         views: Set of views such as ``"mri"``; ``""`` for none. Default: chosen from the model and the images.
         learn: Tune the model on the labels and judge the result.
-        tuning: How the model is tuned.
+        tuning: Settings of tuning.
         propose: Further proposers, such as ``"members:folds"`` or ``"tuned+views:mri"``.
         metric: ``"dice"`` or ``"miou"``. Default: chosen from the classes of the model.
         flag_below: Flag a case whose metric may be below this. Default: 0.7 for Dice, 0.5 for mIoU; 0 for no flags.
         allowed_hurt: Largest share of patients that may lose more than a point.
         promise: Alpha of a promise; patients are set aside for it. Default: no promise, estimates only.
-        loss: What is promised to be at most alpha: ``"harmed"``, ``"ha"`` or ``"dice"``.
+        loss: Risk that is promised to be at most alpha: ``"harmed"``, ``"ha"`` or ``"dice"``.
         margin: A case is harmed if its metric falls by more than this.
         measures: ``measures.toml``, or measures: clinical numbers that every design is compared on and that ``predict``
             reports with an interval.
-        learning_curve: Also tune on half of the patients, twice, and say what fewer labels would have gained. Two
+        learning_curve: Also tune on half of the patients, twice, and report the gain with fewer labels. Two
             trainings more; nothing that is deployed depends on it.
         jobs: Processes. Default: one for each core.
         copy_model: Put a copy of the model folder into the deployment.
@@ -347,7 +348,7 @@ class _Fit:
                 objective, foreground=foreground, tuned=str(tuned) if learned else None, crossfit=learned
             )
         if not proposers:
-            raise BadInput("nothing is proposed: views, learning and --propose are all left out; allow one of them")
+            raise BadInput("there are no candidates: views, learning and --propose are all off; use at least one")
         return proposers
 
     def _recorded(self, cases: Sequence[Labelled], proposers: Mapping[str, Adaptation], path: Path) -> Archive:
@@ -477,7 +478,8 @@ def _gains(archive: Archive) -> dict[str, float]:
 
 
 def _certified_facts(certificate: Certificate) -> dict[str, Any]:
-    """What the promise costs on the cases that were set aside: how many keep the new mask, and the mean change."""
+    """Return the cost of the promise on the cases that were set aside: how many keep the new mask, and the mean
+    change."""
     before, after = certificate.deployed["before"], certificate.deployed["certified"]
     return {"cases": certificate.cases, "kept": certificate.kept, "gain": after["gain"], "gain_before": before["gain"]}
 
@@ -502,13 +504,13 @@ def _check_plan(folder: Path, options: Mapping[str, Any]) -> None:
         wrong = [name for name in plain if there.get(name) != plain[name]]
         if wrong:
             raise Mismatch(
-                f"{folder} was begun with another {', '.join(wrong)}; repeat the first options to go on, or choose "
-                "another folder"
+                f"{folder} was started with another {', '.join(wrong)}; repeat the first options to continue, or "
+                f"choose another folder"
             )
         return
     strange = [path.name for path in folder.iterdir() if path.name not in ("lock", "images")]
     if strange:
-        raise BadInput(f"{folder} holds {', '.join(sorted(strange)[:3])} and is no deployment; choose another folder")
+        raise BadInput(f"{folder} has {', '.join(sorted(strange)[:3])} and is no deployment; choose another folder")
     write_json(file, plain)
 
 
@@ -526,7 +528,7 @@ def labelled_cases(
     """Pair images with labels and patients.
 
     Args:
-        backbone: The model, which says how files are named and read.
+        backbone: The model, which determines how files are named and read.
         images: Folder, files, arrays or cases.
         labels: Folder, files or arrays.
         patients: Patient of each case; see :func:`fit`.
@@ -536,7 +538,7 @@ def labelled_cases(
         The labelled cases, and notes for a person.
 
     Raises:
-        BadInput: If a label is missing, the numbers differ, or a label does not lie where its image lies.
+        BadInput: If a label is missing, the numbers differ, or a label has another position than its image.
     """
     notes: list[str] = []
     if isinstance(images, (str, Path)):
@@ -548,7 +550,7 @@ def labelled_cases(
         )
         if any(one.split == CALIBRATION for one in files):
             files = tuple(one for one in files if one.split == CALIBRATION)
-            notes.append(f"the table marks {pluralize(len(files), 'case')} for calibration; only these are used")
+            notes.append(f"the table marks {pluralize(len(files), 'case')} as calibration; only these are used")
         found = [
             Labelled(one.id, one.cluster or one.id, one.checked(), one.label) for one in files if one.label is not None
         ]
@@ -568,8 +570,8 @@ def labelled_cases(
         and not any(isinstance(one.case, CaseFiles) and one.case.cluster for one in found)
     ):
         notes.append(
-            "no patient is named, so every case counts as one; where several belong together, name them with a table "
-            "of the columns case and cluster (cases.csv beside the images, or --groups)"
+            "no patient is named, so every case counts as one; if patients have several cases, name them in a "
+            "table with the columns case and cluster (cases.csv beside the images, or --groups)"
         )
     return found, notes
 
@@ -589,8 +591,8 @@ def _given(images: Sequence[Any], labels: Any) -> Iterator[Labelled]:
         mask = np.asarray(label)
         if mask.shape != case.image.shape[1:]:
             raise BadInput(
-                f"the label of image {number} has shape {mask.shape}, its image {case.image.shape}; a label has the "
-                "shape of the image without channels"
+                f"the label of image {number} has shape {mask.shape}, its image {case.image.shape}; a label must "
+                f"have the shape of the image without channels"
             )
         yield Labelled(case.id, case.cluster or case.id, case, mask)
 

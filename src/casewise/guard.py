@@ -25,7 +25,7 @@ class Guarded:
 
     Attributes:
         mask: The mask to use.
-        decision: Which candidate was chosen, and why.
+        decision: The chosen candidate and the reason.
         trajectory: M0 and the candidates that were made, with their signals.
         ladders: The same for every ladder, where several were read together.
     """
@@ -47,9 +47,10 @@ def guard(
 ) -> Guarded:
     """Propose candidates for one image and let a controller choose one of them.
 
-    The controller is asked after every state, M0 included, and no update is made that it did not ask for. A rollback
+    The controller decides after every state, M0 included; the next update is made only if it asks for one more step. A
+    rollback
     returns M0 itself. The network comes back bit-identical, also after an exception. An error of the objective or of
-    the controller is raised; falling back to M0 is what a :class:`~casewise.deployment.Deployment` does.
+    the controller is raised; a :class:`~casewise.deployment.Deployment` returns M0 instead.
 
     Args:
         image: Array of shape ``(channel, *space)``, or a :class:`~casewise.core.records.Case`. An array is seeded by
@@ -105,7 +106,7 @@ def run_judge(
         network: The frozen model.
         judge: Controller, cleanup and flag.
         hows: Proposers by the names of their ladders.
-        prepared: The case as the model wants it, where it was prepared already.
+        prepared: The case after the preprocessing of the model, if it was prepared before.
         deadline: Time of ``time.monotonic()`` after which no candidate is made.
 
     Raises:
@@ -170,19 +171,18 @@ def _named(name: str, network: Any, objective: Any, options: Mapping[str, Any]) 
     from casewise.judge.policy import ready_policy
 
     if objective is None:
-        raise BadInput(f"{name!r} does not say how candidates are made; name a proposer: objective='tent'")
+        raise BadInput(f"{name!r} does not name its proposers; give one: objective='tent'")
     return ready_policy(name, Adaptation.of(objective, **options).horizon(network))
 
 
 def _proposers(policy: Policy | Controller | Judge, objective: Any, options: dict[str, Any]) -> dict[str, Adaptation]:
-    """Return the proposers that a policy was fitted with, or the one that was asked for, by the names of ladders."""
+    """Return the proposers that a policy was fitted with, or the given one, by the names of ladders."""
     from casewise.adapt.adaptation import Adaptation, proposers_of
 
     if not isinstance(policy, Policy) or (policy.binding is None and objective is not None):
         if objective is None:
             raise BadInput(
-                f"{policy.name} does not say how candidates are made; name a proposer: "
-                "guard(image, network, controller, 'tent')"
+                f"{policy.name} does not name its proposers; give one: guard(image, network, controller, 'tent')"
             )
         return {"": Adaptation.of(objective, **options)}
     fitted = proposers_of(policy, typed=objective if isinstance(objective, str) else None)
@@ -190,8 +190,7 @@ def _proposers(policy: Policy | Controller | Judge, objective: Any, options: dic
         return {policy.ladder: Adaptation.of(objective, **options)}
     if not fitted:
         raise BadInput(
-            f"policy {policy.name!r} does not say how candidates are made; name a proposer: "
-            "guard(image, network, policy, 'tent')"
+            f"policy {policy.name!r} does not name its proposers; give one: guard(image, network, policy, 'tent')"
         )
     asked = {} if objective is None else {"objective": objective}
     if isinstance(objective, Adaptation):

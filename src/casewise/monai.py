@@ -24,7 +24,7 @@ class GuardedInferer(Inferer):  # type: ignore[misc]
     """A MONAI Inferer that returns the masks of a deployment: ``inferer(inputs, network)``.
 
     Args:
-        deployment: What segments an image: model, proposers and policy.
+        deployment: The deployment that segments an image: model, proposers and policy.
 
     Example:
         >>> inferer = GuardedInferer(deployment)  # doctest: +SKIP

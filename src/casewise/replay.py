@@ -13,9 +13,10 @@ if TYPE_CHECKING:
 def replay(archive: Archive, controller: Controller | Judge | Policy) -> list[Decision]:
     """Let a controller decide again on recorded cases, in order of their ids; no network is needed.
 
-    A controller sees one step after the other until it decides, exactly as in a live run. A policy is first compared
-    with what made the archive; an image unlike the calibration images gets M0 and a flag, as live, where recording
-    measured what it looks like. A hybrid policy takes the cases as a stream.
+    A controller gets one step after the other until it decides, as in a live run. The binding of a policy is first
+    compared with that of the archive; an image unlike the calibration images gets M0 and a flag, as live, if its
+    appearance
+    was recorded. A hybrid policy takes the cases as a stream.
 
     Args:
         archive: Recorded cases.
@@ -58,7 +59,7 @@ def replay(archive: Archive, controller: Controller | Judge | Policy) -> list[De
 
 
 def _bound(archive: Archive, policy: Policy, decision: Decision) -> Decision:
-    """What a live run decides where it also looks at the image: its numbers are those that were recorded."""
+    """Return the decision of a live run that also looks at the image: its numbers are those that were recorded."""
     from casewise.core.records import SOURCE
     from casewise.judge.appearance import Appearance, KnownAppearance, bound_by_appearance
     from casewise.judge.policy import adapts

@@ -81,7 +81,7 @@ def test_disagreement_is_a_share_and_repeats_itself(head):
 def test_a_network_that_is_random_in_eval_mode_is_refused():
     with (
         Episode(Jittery(), image(), Adaptation(Tent())) as episode,
-        pytest.raises(BadInput, match="must give the same labels"),
+        pytest.raises(BadInput, match="must be equal"),
     ):
         augmentation_agreement(episode)
 

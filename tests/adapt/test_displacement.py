@@ -10,7 +10,6 @@ from casewise.adapt.adaptation import Adaptation
 from casewise.adapt.episode import Episode
 from casewise.adapt.objectives.cotta import Cotta
 from casewise.adapt.objectives.deyo import Deyo
-from casewise.adapt.objectives.dg_tta import DgTta
 from casewise.adapt.objectives.grata import Grata
 from casewise.adapt.objectives.memo import Memo
 from casewise.adapt.objectives.sar import Sar
@@ -69,7 +68,6 @@ def test_norm_and_cosine_are_over_all_tensors_at_once():
         (Sar(margin=2.0), 1, 0),
         (Deyo(), 1, 0),
         (Grata(), 7, 0),
-        (DgTta(), 2, 1),
     ],
     ids=lambda value: repr(value).split("(")[0] if not isinstance(value, int) else str(value),
 )

@@ -161,7 +161,7 @@ def test_an_error_or_an_interrupt_gives_the_network_back(make_unet, slices, erro
 def test_an_image_with_nan_is_refused_before_anything_moves(unet, slices):
     before = fingerprint(unet)
     slices[0, 0, 3, 3] = float("nan")
-    with pytest.raises(NotFinite, match="at step 0 of case heart; lower the learning rate or look at the image"):
+    with pytest.raises(NotFinite, match="at step 0 of case heart; lower the learning rate or check the image"):
         run_episode(unet, slices, Tent(), steps=1, case_id="heart")
     assert fingerprint(unet) == before
     assert unet.training
@@ -211,7 +211,7 @@ def test_an_earlier_step_can_be_shrunk_where_parameters_are_kept(unet, slices):
     with Episode(unet, slices, Adaptation(Tent())) as episode:
         episode.advance()
         episode.advance()
-        with pytest.raises(BadInput, match="step 1 cannot be shrunk now: 2 updates were made"):
+        with pytest.raises(BadInput, match="step 1 cannot be interpolated now: 2 updates"):
             episode.shrink(1, 0.5)
 
 
@@ -223,7 +223,7 @@ def test_an_episode_can_be_advanced_one_step_at_a_time(unet, slices):
         assert signals == whole.signals[1]
         episode.advance(last=True)
     assert np.array_equal(episode.trajectory.masks[2], whole.masks[2])
-    with pytest.raises(BadInput, match="not on loan"):
+    with pytest.raises(BadInput, match="only inside"):
         episode.advance()
 
 
@@ -305,7 +305,7 @@ def test_one_channel_is_a_sigmoid_head(make_unet, slices):
     made = run_episode(network, slices, Tent(), steps=1, learning_rate=RATE)
     assert np.array_equal(made.masks[0], (network.eval()(slices)[:, 0] > 0).numpy())
     assert made.signals[1]["entropy"] < made.signals[0]["entropy"]
-    with pytest.raises(BadInput, match="head is 'softmax', 'sigmoid' or None, got 'tanh'"):
+    with pytest.raises(BadInput, match="head must be 'softmax', 'sigmoid' or None, got 'tanh'"):
         Episode(network, slices, Adaptation(Tent()), head="tanh")
 
 
@@ -317,9 +317,9 @@ def test_a_batch_of_one_loses_its_axis(unet, slices):
 def test_options_are_checked(unet, slices):
     with pytest.raises(BadInput, match=r"got \(16, 16\)"):
         Episode(unet, slices[0, 0], Adaptation(Tent()))
-    with pytest.raises(BadInput, match="max_slices is at least 1, got 0"):
+    with pytest.raises(BadInput, match="max_slices must be at least 1, got 0"):
         Episode(unet, slices, Adaptation(Tent(), max_slices=0))
-    with pytest.raises(BadInput, match="reset is one of case, stream, got 'never'"):
+    with pytest.raises(BadInput, match="reset must be one of case, stream, got 'never'"):
         Episode(unet, slices, Adaptation(Tent(), reset="never"))
     with pytest.raises(BadInput, match="steps is 0 or more, got -1"):
         run_episode(unet, slices, Tent(), steps=-1)

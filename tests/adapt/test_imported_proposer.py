@@ -73,7 +73,7 @@ def test_masks_that_cannot_be_used_are_refused(unet, slices, returned, sentence)
 
 @pytest.mark.parametrize("objective", [3, object(), lambda: None, lambda a, b, c: None])
 def test_an_object_that_is_no_method_is_refused_in_a_sentence(unet, slices, objective):
-    with pytest.raises(BadInput, match=r"a method is a function \(network, image\) .*own-method.md"):
+    with pytest.raises(BadInput, match=r"a method must be a function \(network, image\) .*own-method.md"):
         run_episode(unet, slices, objective)
 
 

@@ -26,8 +26,8 @@ def test_an_image_and_a_window_get_an_axis():
 
 def test_an_image_without_channels_is_refused():
     with pytest.raises(
-        BadInput, match=r"a 3-D network takes an image \(channel, slices, rows, columns\), got shape \(2, 4, 5\)"
+        BadInput, match=r"a 3-D network needs an image \(channel, slices, rows, columns\), got shape \(2, 4, 5\)"
     ):
         as_batch(np.zeros((2, 4, 5)), DEEP)
-    with pytest.raises(BadInput, match=r"a 2-D network takes an image \(channel, rows, columns\), got shape \(4, 5\)"):
+    with pytest.raises(BadInput, match=r"a 2-D network needs an image \(channel, rows, columns\), got shape \(4, 5\)"):
         as_batch(np.zeros((4, 5)), FLAT)

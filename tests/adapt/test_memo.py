@@ -7,6 +7,7 @@ import torch
 from casewise.adapt.logits import entropy
 from casewise.adapt.networks import PlainUNet
 from casewise.adapt.objectives.memo import Memo, marginal_entropy
+from casewise.adapt.optimizers import optimizer_of
 from casewise.adapt.proposers.live import run_episode
 from casewise.core.errors import BadInput, UnknownName
 
@@ -51,4 +52,4 @@ def test_what_makes_no_sense_is_refused():
     with pytest.raises(BadInput, match="views must be at least 1, got 0"):
         Memo(views=0)
     with pytest.raises(UnknownName, match="no optimizer is called 'adamw'"):
-        Memo(optimizer="adamw")
+        optimizer_of(None, "adamw")

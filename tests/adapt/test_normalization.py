@@ -10,9 +10,8 @@ import torch
 from torch import nn
 
 from casewise.adapt.adaptation import Adaptation
-from casewise.adapt.objectives.bn_stats import BnStats
 from casewise.adapt.objectives.tent import Tent
-from casewise.adapt.parameters import blended, blending, fast_norms, use_statistics
+from casewise.adapt.parameters import fast_norms, use_batch_statistics
 from casewise.adapt.proposers.live import run_episode
 from casewise.core.errors import BadInput
 
@@ -24,42 +23,23 @@ def net(make_unet):
 
 def test_batch_mode_is_what_training_mode_normalizes_with(net, slices):
     trained = copy.deepcopy(net).train()
-    use_statistics(net, "batch")
+    use_batch_statistics(net)
     assert torch.allclose(net(slices), trained(slices), atol=1e-5)
 
 
 def test_batch_mode_leaves_the_running_statistics_alone(net, slices):
     before = net.encoder[1].running_mean.clone()
-    use_statistics(net, "batch")
+    use_batch_statistics(net)
     net(slices)
     assert torch.equal(net.encoder[1].running_mean, before)
 
 
-def test_a_blend_lies_where_the_prior_says(net, slices):
-    layer, features = net.encoder[1], net.encoder[0](slices)
-    mean, variance = blended(layer, features, prior=15.0)
-    share = 15 / 20
-    by_hand = share * layer.running_mean + (1 - share) * features.mean((0, 2, 3))
-    assert torch.allclose(mean, by_hand, atol=1e-6)
-    unbiased = features.transpose(0, 1).flatten(1).var(1)
-    assert torch.allclose(variance, share * layer.running_var + (1 - share) * unbiased, atol=1e-6)
-
-
-def test_an_endless_prior_is_the_source_and_no_prior_is_the_case(net, slices):
-    source = net(slices)
-    endless, none = copy.deepcopy(net), copy.deepcopy(net)
-    use_statistics(endless, "blend", prior=1e12)
-    use_statistics(none, "blend", prior=0.0)
-    assert torch.allclose(endless(slices), source, atol=1e-4)
-    assert not torch.allclose(none(slices), source, atol=1e-2)
-
-
 def test_a_mode_that_does_not_exist_is_refused():
-    with pytest.raises(BadInput, match="one of source, batch, blend, got 'bach'"):
+    with pytest.raises(BadInput, match="one of source, batch, got 'bach'"):
         Adaptation("tent", batch_statistics="bach")
 
 
-@pytest.mark.parametrize("mode", ["source", "batch", "blend"])
+@pytest.mark.parametrize("mode", ["source", "batch"])
 def test_m0_is_always_predicted_in_source_mode(net, slices, mode):
     made = run_episode(net, slices, Tent(), steps=1, learning_rate=0.0, batch_statistics=mode)
     assert np.array_equal(made.masks[0], net(slices).argmax(1).numpy())
@@ -69,38 +49,11 @@ def test_m0_is_always_predicted_in_source_mode(net, slices, mode):
 def test_micro_batches_are_refused_where_they_would_change_the_step(net, slices):
     with pytest.raises(BadInput, match="micro-batches would change the batch statistics"):
         run_episode(net, slices, Tent(), steps=1, batch_statistics="batch", max_slices=2)
-    with pytest.raises(BadInput, match="micro-batches"):
-        run_episode(net, slices, BnStats(), steps=1, max_slices=2)
     for layer in net.modules():
         if isinstance(layer, nn.BatchNorm2d):
             layer.running_mean = layer.running_var = None
     with pytest.raises(BadInput, match="micro-batches"):
         run_episode(net, slices, Tent(), steps=1, max_slices=2)
-
-
-def test_blending_writes_what_it_normalized_with(net, slices):
-    reference = copy.deepcopy(net)
-    use_statistics(reference, "blend", prior=4.0)
-    expected = reference(slices)
-    with blending(net, prior=4.0), torch.no_grad():
-        net(slices)
-    assert torch.allclose(net(slices), expected, atol=1e-5)
-    assert "forward" not in net.encoder[1].__dict__
-
-
-def test_bn_stats_needs_one_update_and_then_stands_still(net, slices):
-    made = run_episode(net, slices, BnStats(prior=1.0), steps=3, keep_parameters=True)
-    assert made.signals[1]["delta"] > 0
-    assert made.signals[2]["entropy"] == made.signals[1]["entropy"] == made.signals[3]["entropy"]
-    assert made.signals[1]["gradient_norm"] is None
-    assert np.allclose(
-        made.parameters[1]["encoder.1.running_mean"], blended(net.encoder[1], net.encoder[0](slices), 1.0)[0].detach()
-    )
-
-
-def test_a_negative_prior_is_refused():
-    with pytest.raises(BadInput, match="must be at least 0, got -1"):
-        BnStats(prior=-1)
 
 
 @pytest.mark.parametrize("dimensions", [1, 2, 3])

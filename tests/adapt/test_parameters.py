@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from casewise.adapt.parameters import movable, select, statistics
+from casewise.adapt.parameters import select, statistics
 from casewise.core.errors import NothingToAdapt
 
 NORMS = {
@@ -71,7 +71,7 @@ def test_a_network_without_norm_layers_says_none():
 
 
 def test_a_network_without_a_decoder_name_is_not_guessed_at():
-    with pytest.raises(NothingToAdapt, match="cannot be told from its names"):
+    with pytest.raises(NothingToAdapt, match="cannot be found by name"):
         select(nn.Sequential(nn.BatchNorm2d(2)), "decoder-norm")
 
 
@@ -82,7 +82,7 @@ def test_a_shared_layer_counts_once():
 
 def test_running_statistics_by_name(make_unet, unet):
     assert "encoder.1.running_mean" in statistics(make_unet(nn.BatchNorm2d))
-    assert len(movable(make_unet(nn.BatchNorm2d), "all-norm", "statistics")) == 6
+    assert len(statistics(make_unet(nn.BatchNorm2d))) == 6
     with pytest.raises(NothingToAdapt, match="running statistics of BatchNorm"):
         statistics(unet)
 

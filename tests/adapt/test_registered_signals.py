@@ -17,9 +17,9 @@ EPISODE = SimpleNamespace(record=Recording(16, True))
 
 
 def test_a_signal_without_its_line_is_an_error():
-    with pytest.raises(UnknownName, match="signal 'novelty' is recorded but not registered; add a line to SIGNALS"):
+    with pytest.raises(UnknownName, match=r"'novelty' .* is not registered; add a line to SIGNALS"):
         check_registered(["delta", "novelty"])
-    with pytest.raises(UnknownName, match="'novelty' is recorded but not registered"):
+    with pytest.raises(UnknownName, match=r"'novelty' .* is not registered"):
         probed({"dropout_disagreement": lambda episode: {"dropout_disagreement": 0.1, "novelty": 0.2}}, EPISODE)
 
 

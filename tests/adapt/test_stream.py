@@ -97,7 +97,7 @@ def test_after_a_case_that_failed_the_stream_starts_from_the_source(unet):
 
 
 def test_a_stream_is_refused_where_there_is_none(unet, slices):
-    with pytest.raises(BadInput, match="not be made for one case"):
+    with pytest.raises(BadInput, match="cannot be made for a single case"):
         record_case(Case("a", slices.transpose(0, 1).numpy()), unet, {"": Adaptation("tent", reset="stream")})
     with pytest.raises(BadInput, match="makes no updates"):
         CaseStream(unet, Adaptation("views:light", reset="stream"))

@@ -70,4 +70,4 @@ def test_an_entry_that_was_edited_with_its_hashes_is_noticed_by_the_seal(archive
 
 
 def test_a_folder_that_is_no_archive_says_so(tmp_path):
-    assert "is missing; is" in verify(tmp_path)[0]
+    assert "may not be an archive" in verify(tmp_path)[0]

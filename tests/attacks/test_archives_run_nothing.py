@@ -39,9 +39,9 @@ def typed(here: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_an_archive_as_policy_imports_nothing_that_its_manifest_names(here: Path) -> None:
-    done = typed(here, "--policy", "archive", "--dry-run")
+    done = typed(here, "--policy", "archive")
     assert done.returncode == 2
-    assert "type the same: --set objective=archive.evil:Evil" in done.stderr
+    assert "add --set objective=archive.evil:Evil" in done.stderr
     assert "Traceback" not in done.stderr
     assert not (here / "proof").exists()
 
@@ -49,7 +49,7 @@ def test_an_archive_as_policy_imports_nothing_that_its_manifest_names(here: Path
 def test_the_working_directory_is_not_importable_by_accident(here: Path) -> None:
     for name in ("scipy", "torch", "typer", "nibabel", "yaml", "wandb", "mlflow"):
         (here / f"{name}.py").write_text(f"import os\nos.makedirs({str(here / 'proof')!r}, exist_ok=True)\n")
-    done = typed(here, "--policy", "m0", "--dry-run")
+    done = typed(here, "--policy", "m0")
     assert done.returncode == 2
     assert "no cases" in done.stderr or "no image" in done.stderr
     assert not (here / "proof").exists()
@@ -83,7 +83,7 @@ def test_a_policy_names_a_registered_controller(here: Path) -> None:
     file = here / "archive" / "policy.json"
     plain = json.loads(file.read_text())
     file.write_text(json.dumps({**plain, "controller": "archive.evil:Evil"}))
-    done = typed(here, "--policy", str(file), "--dry-run")
+    done = typed(here, "--policy", str(file))
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
     assert not (here / "proof").exists()

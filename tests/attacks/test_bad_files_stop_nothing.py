@@ -132,9 +132,6 @@ def test_thirty_bad_headers_and_the_good_cases_beside_them_come_out(kind: str, n
         assert (root / "out" / f"{name}.nii.gz").is_file()
 
 
-def test_a_dry_run_and_an_inspection_go_through_them_too(tmp_path: Path) -> None:
+def test_an_inspection_goes_through_them_too(tmp_path: Path) -> None:
     root = folder(tmp_path, ending=".nii")
-    words = ["-i", root / "images", "-o", root / "out", "-m", MODEL, "--policy", "m0", "-device", "cpu", "--dry-run"]
-    assert "unreadable header" in run("predict", *words).stdout
-    assert not (root / "out").exists()
     assert run("inspect", root).exit_code in (0, 3)

@@ -90,7 +90,7 @@ def test_an_output_that_is_a_file_is_one_sentence(tmp_path: Path) -> None:
     done = typed(*words(tmp_path, tmp_path / "out"))
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
-    assert "this is a file where a folder is needed: choose another place" in done.stderr
+    assert "this is a file, and a folder is needed: choose another place" in done.stderr
     assert (tmp_path / "out").read_text() == "a file"
 
 
@@ -115,7 +115,7 @@ def test_a_full_or_locked_disk_is_one_sentence_and_the_run_goes_on_from_there(nu
     assert "Traceback" not in done.stderr
     last = done.stderr.splitlines()[-1]
     assert DISK[number] in last
-    assert "run the same command with --continue_prediction to go on" in last
+    assert "with --continue_prediction to continue" in last
     again = typed(*words(tmp_path, tmp_path / "out", "--set", "overlays=false", "--continue_prediction"))
     assert again.returncode == 0
     assert not list((tmp_path / "out").rglob(".writing-*"))
@@ -134,4 +134,4 @@ def test_ctrl_c_is_one_sentence_with_a_hint_and_code_130(tmp_path: Path) -> None
     _, said = running.communicate(timeout=120)
     assert running.returncode == 130, said
     assert "Traceback" not in said
-    assert "interrupted; what was finished is whole; run the same command with --continue_prediction" in said
+    assert "interrupted; finished cases are complete; repeat the command with --continue_prediction" in said

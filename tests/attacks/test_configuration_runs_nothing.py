@@ -83,7 +83,7 @@ def test_a_found_file_overrides_nothing(line: str) -> None:
 
 @pytest.mark.parametrize("named", [False, True])
 def test_no_file_trusts(named: bool) -> None:
-    with pytest.raises(Refused, match="lets code run"):
+    with pytest.raises(Refused, match="allows code to run"):
         read("[predict]\ntrust = ['checkpoint']\n", "predict", named=named)
 
 

@@ -26,9 +26,7 @@ from casewise.judge.monitors.watch import Watch, read_watch, write_watch
 from casewise.judge.policy import READY, _hashed, judge_of, read_policy, write_policy
 
 BINDING = Binding("m", "tent", "array", "min_area=16")
-ADAPTATION = json.loads(
-    json_text(Adaptation("views:mri", consensus="weighted", weights=(("bias(30)", 2.0),)).as_plain())
-)
+ADAPTATION = json.loads(json_text(Adaptation("views:mri", consensus="vote").as_plain()))
 POLICY = Policy(
     "mine", "router", {**READY["cardiac"].options, "cut_low": 0.1, "cut_high": 0.2}, 2, BINDING,
     ADAPTATION, "id", ("a",), ("p1",), ("0",), {"site": {"cut_low": 0.2}}, {"retained": {"go": True}},

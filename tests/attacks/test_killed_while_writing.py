@@ -74,7 +74,7 @@ def test_certify(tmp_path: Path) -> None:
 
 def test_a_page_of_somebody_else_is_still_refused(tmp_path: Path) -> None:
     (tmp_path / CERTIFICATE_PAGE).write_text("mine")
-    with pytest.raises(BadInput, match="somebody else"):
+    with pytest.raises(BadInput, match="did not write"):
         _check_place(tmp_path)
 
 

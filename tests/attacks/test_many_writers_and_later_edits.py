@@ -118,7 +118,9 @@ def test_cases_of_a_part_that_was_killed_are_missed_by_verify_and_on_the_page(tm
         (out / "report.html").read_text()
     )
     (problem,) = verify_predictions(out)
-    assert problem.startswith("1 case that was begun has no result (such as c1): the run was killed, or still goes on")
+    assert problem.startswith(
+        "1 case that was begun has no result (such as c1): the run was killed or is still running"
+    )
     assert predict(tmp_path, "-num_parts", 2, "-part_id", 1).exit_code == 0
     assert "had no result" not in (out / "report.html").read_text()
     assert verify_predictions(out) == []
@@ -267,8 +269,8 @@ def edited_mask(out: Path) -> None:
 
 
 EDITS: dict[Callable[[Path], None], str] = {
-    cut_off: "audit.jsonl was cut off: the report saw",
-    written_anew: "audit.jsonl was written anew: its line",
+    cut_off: "audit.jsonl was truncated: the report has",
+    written_anew: "audit.jsonl was replaced: its line",
     edited_page: "report.html was changed after it was written",
     edited_summary: "summary.json was changed after it was written",
     unlogged_entry: "casewise/c9.json has no line in the audit log",

@@ -92,7 +92,7 @@ POISON: dict[str, tuple[str, Callable[[dict[str, Any]], None]]] = {
 def test_a_poisoned_model_folder_is_refused_and_runs_nothing(poison: Any, folder: Path, tmp_path: Path) -> None:
     edited(folder, *poison)
     write_scans(tmp_path, [1])
-    typed = ["-i", tmp_path / "images", "-o", tmp_path / "out", "-m", folder, "--policy", "m0", "--dry-run"]
+    typed = ["-i", tmp_path / "images", "-o", tmp_path / "out", "-m", folder, "--policy", "m0"]
     with pytest.raises(CasewiseError):
         CliRunner().invoke(app, [str(word) for word in typed], catch_exceptions=False)
     assert not (tmp_path / "proof").exists()
@@ -102,7 +102,7 @@ def test_a_checkpoint_that_names_its_trainer_with_a_dot_is_refused(folder: Path,
     file = folder / "fold_0" / "checkpoint_final.pth"
     contents = torch.load(file, weights_only=False)
     torch.save({**contents, "trainer_name": "evil.Net"}, file)
-    with pytest.raises(UnsafeInput, match="trainer_name in the checkpoint is a plain name"):
+    with pytest.raises(UnsafeInput, match="trainer_name in the checkpoint must be a plain name"):
         load_backbone(str(folder))
     torch.save({**contents, "trainer_name": "join"}, file)
     with pytest.raises(BadInput, match="no trainer called join"):

@@ -113,7 +113,7 @@ def test_a_volume_of_one_slice_has_a_mask_and_a_picture(adapts: bool, tmp_path: 
 def test_a_picture_that_cannot_be_drawn_never_costs_a_mask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scan(tmp_path / "images" / "a.nii.gz")
     monkeypatch.setattr("casewise.run.predict_folder.overlay_png", lambda preview: 1 / 0)
-    with pytest.warns(CasewiseWarning, match=r"the picture of case a cannot be drawn .*; its mask is there"):
+    with pytest.warns(CasewiseWarning, match=r"the picture of case a cannot be drawn .*; its mask was written"):
         done, found = predict(tmp_path, "--policy", "m0")
     assert done.exit_code == 0
     assert found["a"]["status"] == "done"

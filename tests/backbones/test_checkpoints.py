@@ -33,7 +33,7 @@ def crafted(tmp_path: Path) -> Path:
 
 
 def test_a_crafted_pickle_never_executes(crafted: Path) -> None:
-    with pytest.raises(UnsafeInput, match="wants to run code"):
+    with pytest.raises(UnsafeInput, match="runs code"):
         read_checkpoint(crafted)
     assert not (crafted.parent / "proof").exists()
 
@@ -85,7 +85,7 @@ def test_converting_keeps_the_model_and_its_twin_tensors(model: Any, tmp_path: P
 def test_weights_must_fit(tmp_path: Path) -> None:
     torch.save({"state_dict": {f"module.{k}": v for k, v in nn.Linear(2, 3).state_dict().items()}}, tmp_path / "a.pth")
     load_weights(nn.Linear(2, 3), tmp_path / "a.pth")
-    with pytest.raises(BadInput, match=r"a.pth does not fit the network"):
+    with pytest.raises(BadInput, match=r"a.pth does not match the network"):
         load_weights(nn.Linear(2, 4), tmp_path / "a.pth")
 
 
@@ -116,7 +116,7 @@ def test_a_checkpoint_that_changed_after_its_conversion_is_not_ignored(tmp_path:
 def test_weights_of_others_beside_a_checkpoint_are_not_replaced(tmp_path: Path) -> None:
     torch.save({"w": torch.ones(2)}, tmp_path / "a.pth")
     write_safetensors(tmp_path / "a.safetensors", {"w": torch.zeros(2)})
-    with pytest.raises(BadInput, match="was not written by casewise inspect --convert"):
+    with pytest.raises(BadInput, match="is not of casewise inspect --convert"):
         convert_checkpoint(tmp_path / "a.pth")
 
 
@@ -126,7 +126,7 @@ def test_a_conversion_by_others_is_told_by_the_time_of_the_files(tmp_path: Path)
     assert read_checkpoint(tmp_path / "a.pth")["w"].tolist() == [0, 0]
     later = (tmp_path / "a.safetensors").stat().st_mtime + 10
     os.utime(tmp_path / "a.pth", (later, later))
-    said = r"no casewise inspect --convert wrote, .* which one you mean; move a\.safetensors away to use a\.pth"
+    said = r"no casewise inspect --convert wrote, .* which one to load; move a\.safetensors away to use a\.pth"
     with pytest.raises(Refused, match=said):
         read_checkpoint(tmp_path / "a.pth")
 

@@ -77,7 +77,7 @@ def test_a_factory_is_loaded_by_its_address_with_weights(tmp_path: Path) -> None
         ("no.such.module:make", "no model at .no.such.module:make"),
         ("casewise.adapt.networks:nothing", "no attribute .nothing"),
         ("casewise.core.seeds:seed_of", "missing"),
-        ("neither this nor that", "neither a folder"),
+        ("neither this nor that", "must be an existing folder"),
     ],
 )
 def test_a_wrong_address_says_what_is_wrong(spec: str, message: str) -> None:

@@ -49,7 +49,7 @@ def test_nnunet_is_read_through_its_own_pipeline(options: dict[str, Any], model:
     case = backbone.read(list_cases(scans / "images", ending=backbone.ending)[0]).case
     prepared = backbone.prepare(case)
     before = fingerprint(backbone.network)
-    how = Adaptation("views:mirror(x),gamma(1.3),scale(0.8)", save_probabilities=True)
+    how = Adaptation("views:mirror(x),gamma(1.3),scale(0.8)")
     made = readings_of(backbone, prepared, case, how)
     assert prepared.predict is not None
     assert np.array_equal(made.masks[0], prepared.predict())
@@ -267,7 +267,7 @@ def test_another_model_is_a_member_where_its_labels_agree(model: Any, scans: Pat
     assert load_backbone(str(other)).fingerprint[:16] in how.binding(backbone).options["members"].values()
     with pytest.raises(Mismatch, match=r"member .* has (an)?other"):
         Adaptation(f"members:{model(regions=True)}").binding(backbone)
-    with pytest.raises(BadInput, match="needs an nnU-Net of several folds"):
+    with pytest.raises(BadInput, match="needs several folds"):
         Adaptation("members:folds").horizon(backbone)
     with pytest.raises(BadInput, match="name at least one member"):
         Adaptation("members:").horizon(backbone)

@@ -39,7 +39,7 @@ def test_a_controller_of_your_own_is_replayed_calibrated_and_read_again_when_typ
     policy = json.loads((archive / "policy.json").read_text())
     assert policy["controller"] == OWN
     assert policy["binding"]["model"]
-    with pytest.raises(UnsafeInput, match="type the same: --set controller=own_controller:SmallEdits"):
+    with pytest.raises(UnsafeInput, match="add --set controller=own_controller:SmallEdits"):
         said("replay", archive, archive)
     assert "12 cases" in said("replay", archive, archive, "--set", f"controller={OWN}")
 
@@ -100,7 +100,7 @@ def test_a_controller_of_your_own_is_studied_when_typed(archive: Path, tmp_path:
     evaluation = synthetic_archive(tmp_path / "e", cases=8, prefix="new", split="evaluation", seed=1).path
     said("calibrate", archive, "--policy", OWN)
     words = ("study", evaluation, "--calibration", archive, "-o", tmp_path / "report", "--only", "helphurt", *FAST)
-    with pytest.raises(UnsafeInput, match="type the same: --set controller=own_controller:SmallEdits"):
+    with pytest.raises(UnsafeInput, match="add --set controller=own_controller:SmallEdits"):
         said(*words)
     said(*words, "--set", f"controller={OWN}")
     page = (tmp_path / "report" / "report.html").read_text()
@@ -110,7 +110,7 @@ def test_a_controller_of_your_own_is_studied_when_typed(archive: Path, tmp_path:
 def test_a_controller_of_your_own_is_served_when_typed(archive: Path) -> None:
     said("calibrate", archive, "--policy", OWN)
     words = ("serve", "-m", "casewise.adapt.networks:phantom_cardiac", "--policy", archive)
-    with pytest.raises(UnsafeInput, match="type the same: --set controller=own_controller:SmallEdits"):
+    with pytest.raises(UnsafeInput, match="add --set controller=own_controller:SmallEdits"):
         said(*words)
-    with pytest.raises(BadInput, match="'SmallEdits' does not say how candidates are made"):  # it was read
+    with pytest.raises(BadInput, match="'SmallEdits' does not name its proposers"):  # it was read
         said(*words, "--set", f"controller={OWN}")

@@ -269,7 +269,7 @@ def test_a_table_of_the_user_is_never_replaced_by_one_of_the_outputs(tmp_path):
     root = update(tmp_path, cases=2)
     before = (root / "cases.csv").read_text()
     result = run("compare", root / "old", root / "new", "--cases", root / "cases.csv", "-o", root)
-    assert "holds cases.csv, which no casewise compare wrote" in str(result.exception)
+    assert "holds cases.csv, which casewise compare did not write" in str(result.exception)
     assert (root / "cases.csv").read_text() == before
     for _ in range(2):  # what a comparison wrote itself is replaced by the next
         assert run("compare", root / "old", root / "new", "-o", root / "out").exit_code == 0

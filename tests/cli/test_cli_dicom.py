@@ -57,9 +57,6 @@ def test_series_go_in_and_masks_come_out_in_every_form(model: Path, studies: Pat
     policy = write_policy(tmp_path / "policy.json", Policy("fixed-k", "fixed-k", {"step": 1}, 1, adaptation=how))
     words = ("predict", "-i", studies, "-o", out, "-m", model, "--disable_tta", "-device", "cpu", "--policy", policy,
              "--set", "overlays=false", "--set", "contract=warn")  # fmt: skip
-    plan = json.loads(said(*words, "--dry-run", "--json").stdout)
-    assert (len(plan["cases"]), plan["to_do"]) == (3, 3)
-    assert not out.exists()  # not even the converted images
     result = said(*words, code=3)  # the torn series
     assert "series torn: 1 slice is missing between 000.dcm and 002.dcm" in result.stderr
     assert sorted(path.name for path in (out / "dicom").iterdir()) == [
@@ -262,7 +259,7 @@ def test_channels_that_nobody_named_are_refused_with_the_series_that_are_there(b
     with pytest.raises(BadInput, match=r"'T1\*,FLAIR\*', got 'T1\*,'"):
         said(*words, "--set", "channels=T1*,")
     (tmp_path / "plain").mkdir()
-    with pytest.raises(BadInput, match=r"channels names DICOM series, and .*plain holds none"):
+    with pytest.raises(BadInput, match=r"channels .* DICOM series, and .*plain has none"):
         said("predict", "-i", tmp_path / "plain", *words[3:], "--set", "channels=T1*,FLAIR*")
 
 

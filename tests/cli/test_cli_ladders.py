@@ -212,8 +212,8 @@ def test_reviews_of_several_ladders_are_applied(home: Path, tmp_path: Path) -> N
         assert (chosen / f"case_{number}.nii.gz").read_bytes() == file.read_bytes()
     log = [json.loads(line) for line in (chosen / "applied.jsonl").read_text().splitlines()]
     assert [line["why"] for line in log if line["event"] == "applied"][:2] == [
-        "Ada keeps what was deployed",
-        "Ada keeps the adaptation, state tent:2",
+        "Ada keeps the deployed mask",
+        "Ada keeps the new mask, state tent:2",
     ]
     assert call("inspect", out).exit_code == 0
 
@@ -223,7 +223,7 @@ def test_what_does_not_belong_to_several_ladders_is_refused(home: Path, tmp_path
     calibrated(home, "choose", file)
     with pytest.raises(Mismatch, match="another objective"):
         call("certify", home / "both", "--policy", file, "--ladder", "tent")
-    with pytest.raises(BadInput, match=r"those that the policy reads \(some, tent\), got 'other'"):
+    with pytest.raises(BadInput, match=r"one that the policy reads \(some, tent\), got 'other'"):
         call("study", home / "both", "--calibration", home / "both", "--policy", file, "--ladder", "other")
     with pytest.raises(BadInput, match="'frag-stop' reads one ladder step by step, 2 were named"):
         call("calibrate", home / "both", "--policy", "frag-stop", "--ladder", "some", "--ladder", "tent")

@@ -69,7 +69,7 @@ def test_a_member_that_cannot_be_read_is_reported_and_has_no_vote(home: Path, tm
     _, odd = predicted(home, tmp_path / "archive", propose, tmp_path / "out")
     assert f"{left_out} case_12" in odd["notes"]
     assert (odd["decision"]["action"], odd["decision"]["flagged"]) == ("rollback", True)
-    assert odd["decision"]["reason"].startswith("M0: no other candidate could be read")
+    assert odd["decision"]["reason"].startswith("M0: there is no other candidate")
     assert "was left out" in (tmp_path / "out" / "report.html").read_text()
     done = call("bench", home, *MODEL, "-o", tmp_path / "bench", "--propose", propose)
     assert f"{left_out} case_03" in done.output, done.output

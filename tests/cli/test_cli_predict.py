@@ -133,13 +133,6 @@ def test_without_a_policy_it_says_how_to_get_one(data: Path, weights: Path) -> N
         predicted(data, weights, "--policy", "cardiac")
 
 
-def test_a_dry_run_writes_nothing(data: Path, weights: Path, fixed: Sequence[object]) -> None:
-    result = predicted(data, weights, *fixed, "--dry-run")
-    assert "case_0: 1 x 2 x 24 x 24, about" in result.output
-    assert "4 cases, 4 to do" in result.output
-    assert not (data / "out").exists()
-
-
 def test_parts_divide_the_cases(data: Path, weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     predicted(data, weights, "--policy", "m0", "-num_parts", 2, "-part_id", 1)
     assert sorted(path.name for path in (data / "out").glob("*.nii.gz")) == ["case_1.nii.gz", "case_3.nii.gz"]
@@ -200,7 +193,7 @@ def test_frag_subset_from_images_to_masks(data: Path, weights: Path) -> None:
     how = ("--set", "objective=tent", "--lr", 0.05, "--steps", 2, "--set", "shrink=", "--set", "min-area=4")
     shown = ("record", *model, "-i", data / "images", "-l", data / "labels", *how)
     assert call(*shown, "-o", data / "plain").exit_code == 0
-    with pytest.raises(BadInput, match="statistics belong to a modulation"):
+    with pytest.raises(BadInput, match="statistics works only with a modulation"):
         call(*shown, "-o", data / "subset", "--set", f"statistics={data / 'plain'}")
     with pytest.raises(BadInput, match="name that archive with --set statistics"):
         call(*shown, "-o", data / "subset", "--set", "modulation=param-subset")

@@ -103,14 +103,14 @@ def test_images_become_the_input_column(folders, tmp_path):
 def test_wrong_pairs_are_explained(folders):
     with pytest.raises(BadInput, match=r"--other takes NAME=ARCHIVE, got 'memo'"):
         raise run(folders / "stream", "-c", folders / "holdout", "--other", "memo").exception
-    with pytest.raises(BadInput, match="number as its rate"):
+    with pytest.raises(BadInput, match="RATE=ARCHIVE"):
         raise run(folders / "stream", "-c", folders / "holdout", "--sweep", "fast=x").exception
 
 
 def test_an_archive_of_another_learning_rate_is_refused_in_a_sweep(folders, tmp_path):
     configuration = {**open_archive(folders / "stream").configuration, "learning_rate": 0.002}
     create_archive(tmp_path / "fast", binding=SYNTHETIC, steps=4, configuration=configuration).seal()
-    with pytest.raises(Mismatch, match=r"fast: it was recorded at 0.002; say --sweep 0.002="):
+    with pytest.raises(Mismatch, match=r"fast: recorded at 0.002; give --sweep 0.002="):
         raise run(folders / "stream", "-c", folders / "holdout", "--sweep", f"0.1={tmp_path / 'fast'}").exception
 
 

@@ -54,7 +54,7 @@ def test_a_file_cannot_trust_and_a_found_file_cannot_name_code(tmp_path: Path) -
     (tmp_path / "evil.py").write_text("open('ran', 'w')\n")
     words = ("record", "-i", "in", "-o", "out", "-m", "nothing")
     (tmp_path / "casewise.toml").write_text("[record]\ntrust = ['checkpoint']\n")
-    assert "trust lets code run, so it is said on the command line" in casewise(*words, at=tmp_path).stderr
+    assert "trust allows code to run, so give it on the command line" in casewise(*words, at=tmp_path).stderr
     (tmp_path / "casewise.toml").write_text('[record]\nobjective = "evil:Thing"\n')
     done = casewise(*words, at=tmp_path)
     assert "objective = 'evil:Thing' names code to run" in done.stderr

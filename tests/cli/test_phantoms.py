@@ -80,7 +80,7 @@ def test_the_demo_fits_predicts_and_says_what_it_measured(tmp_path: Path, monkey
     ours = [one["dice"] for one in hearts if not one["other"]]
     before, after = (sum(one[way] for one in ours) / 2 for way in ("m0", "deployed"))
     assert (len(hearts), len(ours)) == (3, 2)
-    assert f"{answer['home']:.3f} on the scanner that it was trained on and {before:.3f} on 2 new hearts" in first
+    assert f"{answer['home']:.3f} on the scanner of its training images and {before:.3f} on 2 new hearts" in first
     assert rows[list(rows)[-1]]["dice"] == pytest.approx(after)
     assert f": {after:.3f}." in second
     assert "of 2 hearts lose more than a point" in third
@@ -89,7 +89,7 @@ def test_the_demo_fits_predicts_and_says_what_it_measured(tmp_path: Path, monkey
     assert (f"{lost} of 2 did" in last) if promised else last.startswith("Nothing is promised")
     page = (tmp_path / "demo.html").read_text()
     assert all(sentence in html.unescape(page) for sentence in answer["sentences"])
-    assert "A program made these cases" in page
+    assert "These cases are simulated" in page
     for link in re.findall(r'href="([a-z][^"]*)"', page):
         assert link.startswith("data:") or (tmp_path / link).is_file()
     assert (tmp_path / "masks.png").read_bytes().startswith(b"\x89PNG")

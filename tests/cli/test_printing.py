@@ -139,9 +139,9 @@ def test_every_command_that_prints_results_is_asked_for_json() -> None:
 def test_a_policy_that_says_something_else_is_moved_aside(archive: Path) -> None:
     said("calibrate", archive, "--policy", "cardiac")
     first = (archive / "policy.json").read_text()
-    assert "the policy that was there" not in said("calibrate", archive, "--policy", "cardiac")
+    assert "the earlier policy" not in said("calibrate", archive, "--policy", "cardiac")
     told = said("calibrate", archive, "--policy", "frag-stop")
-    assert f"the policy that was there is now {archive / 'policy-previous-1.json'}" in told
+    assert f"the earlier policy was moved to {archive / 'policy-previous-1.json'}" in told
     assert (archive / "policy-previous-1.json").read_text() == first
 
 

@@ -23,9 +23,7 @@ OPEN = {
     "sar": {"margin": 2.0},
     "deyo": {"entropy_margin": 2.0, "drop_margin": -2.0, "reduction": "all"},
     "memo": {"views": 2},
-    "dg-tta": {"absent": True},
 }
-RATE_FREE = {"bn-stats"}  # nothing to set to 0
 
 
 def norm_unet(norm):
@@ -163,9 +161,7 @@ def test_two_runs_agree_and_the_order_of_cases_does_not_matter(subject, objectiv
     same(adapted(network, second, objective, case_id="b"), alone)
 
 
-def test_a_rate_of_zero_changes_nothing(subject, objective, request):
-    if request.node.callspec.params["objective"] in RATE_FREE:
-        pytest.skip("it has no rate")
+def test_a_rate_of_zero_changes_nothing(subject, objective):
     network, (image, _) = subject
     made = adapted(network, image, objective, rate=0.0)
     assert all(np.array_equal(made.parameters[2][name], value) for name, value in made.parameters[0].items())

@@ -39,8 +39,8 @@ def test_infinite_cuts_are_words() -> None:
     [
         ({"schema": 9}, Mismatch, r"has schema 9, this casewise reads 2; predict again"),
         ({"status": "fine"}, BadInput, "a case is done, fallback, failed, got status 'fine'"),
-        ({"surprise": 1}, BadInput, "not the entry of a predicted case .*surprise"),
-        ({"case": "../up"}, BadInput, "a case id holds"),
+        ({"surprise": 1}, BadInput, "not the JSON file of a predicted case .*surprise"),
+        ({"case": "../up"}, BadInput, "a case id must have"),
         ({"outputs": {"../../etc/passwd": "0"}}, BadInput, "names an output outside its folder"),
         ({"outputs": {"/etc/passwd": "0"}}, BadInput, "names an output outside its folder"),
     ],

@@ -15,7 +15,7 @@ from casewise.core.seeds import seed_of
 
 @pytest.mark.parametrize("bad", ["", "../x", ".hidden", "a/b", "a b", "-rf", "x" * 129, "<script>"])
 def test_an_id_that_could_leave_its_folder_is_refused(bad: str) -> None:
-    with pytest.raises(BadInput, match="a case id holds"):
+    with pytest.raises(BadInput, match="a case id must have"):
         Case(bad, np.zeros((1, 2, 2)))
 
 
@@ -41,7 +41,7 @@ def test_masks_of_one_case_share_a_shape() -> None:
 
 def test_a_state_that_was_not_recorded_is_named() -> None:
     ladder = Trajectory("a", (np.zeros((2, 2)),), ({},))
-    with pytest.raises(BadInput, match="steps 0 to 0, step 3"):
+    with pytest.raises(BadInput, match="steps 0 to 0, got step 3"):
         ladder.mask(State(3))
     with pytest.raises(BadInput, match=r"2~0\.5 of case a was not recorded"):
         ladder.mask(State(2, 0.5))

@@ -70,7 +70,7 @@ def test_regions_are_named_by_the_integers_they_are_written_as() -> None:
 
 def test_a_missing_channel_is_named(raw: Path) -> None:
     (raw / "imagesTr" / "p_007_0001.nii.gz").unlink()
-    with pytest.raises(BadInput, match=r"p_007: dataset.json names 2 channels, imagesTr has p_007_0000"):
+    with pytest.raises(BadInput, match=r"p_007: dataset.json has 2 channels, imagesTr p_007_0000"):
         nnunet_raw(raw)
 
 
@@ -136,7 +136,7 @@ def test_folders_side_by_side_are_groups(folders: Path) -> None:
 
 @pytest.mark.parametrize(
     ("pattern", "message"),
-    [("_E[DS]", "needs brackets"), ("(.+)_frame_", "does not fit case A1_ED"), ("(", "no.* pattern")],
+    [("_E[DS]", "needs brackets"), ("(.+)_frame_", "does not match case A1_ED"), ("(", "no.* pattern")],
 )
 def test_a_cluster_pattern_that_cannot_work_says_why(folders: Path, pattern: str, message: str) -> None:
     with pytest.raises(BadInput, match=message):
@@ -177,7 +177,7 @@ def test_a_link_out_of_a_dataset_is_refused(tmp_path: Path, volume: Write) -> No
 def test_nothing_is_recognized_in_an_empty_folder(tmp_path: Path) -> None:
     assert recognize(tmp_path) is None
     assert recognize(tmp_path / "nowhere") is None
-    with pytest.raises(BadInput, match="laid out like none of nnunet_raw, mnms, "):
+    with pytest.raises(BadInput, match="the layout of none of nnunet_raw, mnms, "):
         load_dataset(tmp_path)
     with pytest.raises(BadInput, match="nowhere is not a folder"):
         load_dataset(tmp_path / "nowhere")
@@ -231,5 +231,5 @@ def test_pictures_are_written_with_their_labels(tmp_path: Path, picture: Write, 
 
 
 def test_a_phantom_has_no_files() -> None:
-    with pytest.raises(BadInput, match="does not lie in files"):
+    with pytest.raises(BadInput, match="has no files"):
         files_of(cardiac_cohort("B", 1, split="x"))

@@ -57,5 +57,5 @@ def test_the_random_partition_says_no_hospital(rimone: Path) -> None:
 
 def test_a_disc_without_a_cup_is_named(rimone: Path) -> None:
     next(rimone.rglob("r1_Im001-1-Cup-T.png")).unlink()
-    with pytest.raises(BadInput, match=r"r1_Im001-1-Disc-T.png has no partner"):
+    with pytest.raises(BadInput, match=r"r1_Im001-1-Disc-T.png lacks its disc or cup"):
         rimone_dl(rimone)

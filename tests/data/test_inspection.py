@@ -130,9 +130,9 @@ def test_missing_labels_and_clusters_and_torn_patients_are_named(folder: Path) -
     (folder / "cases.csv").write_text("case,cluster,split\na,p,s\nb,p,t\n")
     problems = " ".join(inspect_folder(folder).problems)
     assert "1 of 2 cases have no label" in problems
-    assert "1 cluster in more than one split, such as p" in problems
+    assert "1 cluster in several splits, such as p" in problems
     (folder / "cases.csv").unlink()
-    assert "each will count as its own" in " ".join(inspect_folder(folder).problems)
+    assert "every case will count as one" in " ".join(inspect_folder(folder).problems)
 
 
 def test_only_a_sample_is_opened_but_every_header_is_read(folder: Path) -> None:

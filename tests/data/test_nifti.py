@@ -103,7 +103,7 @@ def forged(path: Path, **changes: tuple[int, str, object]) -> Path:
 
 FORGERIES = {
     "18 GB from 400 bytes": ({"x": (42, "<h", 30000), "y": (44, "<h", 30000), "z": (46, "<h", 20)}, "GiB"),
-    "more than gzip can hold": ({"x": (42, "<h", 2000), "y": (44, "<h", 2000), "z": (46, "<h", 20)}, "cannot hold"),
+    "more than gzip can hold": ({"x": (42, "<h", 2000), "y": (44, "<h", 2000), "z": (46, "<h", 20)}, "too few"),
     "negative dimension": ({"x": (42, "<h", -5)}, "must be positive"),
     "zero dimension": ({"x": (42, "<h", 0)}, "must be positive"),
     "nine axes": ({"n": (40, "<h", 9)}, "1 to 7 axes"),

@@ -78,7 +78,7 @@ def test_groups_and_patients_come_from_a_table(folders):
 def test_folders_that_share_no_name_are_refused_with_a_way_out(tmp_path):
     write(tmp_path / "old", "a", heart())
     write(tmp_path / "new", "b", heart())
-    with pytest.raises(BadInput, match=r"has a partner of the same name .*--names pairs\.csv"):
+    with pytest.raises(BadInput, match=r"has the same name .*--names pairs\.csv"):
         found(tmp_path)
 
 
@@ -97,7 +97,7 @@ def trouble(pair, **options) -> BadPair:
 
 def test_a_missing_partner_has_a_name(folders):
     error = trouble(Pair("a", folders / "old" / "a.nii.gz", None))
-    assert (error.kind, str(error)) == ("missing", "a has old and no new mask; predict it, or leave the case out")
+    assert (error.kind, str(error)) == ("missing", "a has old and no new mask; predict it, or remove the case")
 
 
 def test_other_shapes_are_refused_and_resampled_by_name(folders):
@@ -119,7 +119,7 @@ def test_other_places_are_refused_and_resampled_by_name(folders):
     assert "affines differ by up to 3" in str(error)
     _, new, _ = read_pair(pair, resample="nearest")
     assert np.array_equal(new.mask[..., 2:], heart()[..., :-2])
-    with pytest.raises(BadInput, match="--resample knows nearest, got 'linear'"):
+    with pytest.raises(BadInput, match="--resample must be nearest, got 'linear'"):
         read_pair(pair, resample="linear")
 
 
@@ -175,7 +175,7 @@ def test_label_values_that_only_one_side_ever_has_are_named_once():
         "label 4 is in 2 new masks (such as a) and in no old one; the new version invents it, or"
     )
     ((_, sentence),) = label_sets([("a", [1, 2], [1])])
-    assert "in no new one; the new version lost it, or its classes are others" in sentence
+    assert "in no new one; the new version lost it, or its classes differ" in sentence
     ((_, sentence),) = label_sets(iter([("a", [1, 2], [1])]), lambda label: f"RV ({label})")
     assert sentence.startswith("RV (2) is in 1 old masks (such as a) and in no new one")
 

@@ -79,7 +79,7 @@ def test_groups_can_be_drawn_together() -> None:
 
 def test_overlap_is_refused_with_the_ids() -> None:
     check_disjoint({"a": "a"}, {"b": "b"})
-    with pytest.raises(Overlap, match=r"calibration and evaluation share 1 case \(a\); .* take them out"):
+    with pytest.raises(Overlap, match=r"calibration and evaluation share 1 case \(a\); .* remove them"):
         check_disjoint({"a": "a", "c": "c"}, {"a": "a", "b": "b"})
 
 

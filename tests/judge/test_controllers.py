@@ -35,7 +35,7 @@ def test_a_fixed_budget_deploys_its_step_and_executes_no_more(seen, decided, ste
 )
 def test_a_fixed_budget_counts_updates_only_where_some_are_made(rungs, step, said):
     seen = Observation("c", None, ({}, {}, {}), rungs={"": rungs})
-    assert FixedK(step).decide(seen).reason == f"a fixed budget of {said}"
+    assert FixedK(step).decide(seen).reason == f"every case gets {said}"
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_impossible_routers_and_buckets_are_refused():
         Router("delta", math.nan, 1, LOW, MID)
     with pytest.raises(BadInput, match="depth of at least 1"):
         Bucket("depth", 0)
-    with pytest.raises(BadInput, match="only a fixed depth can be shrunk"):
+    with pytest.raises(BadInput, match="only the action depth can have shrink"):
         Bucket("stop", 4, shrink=0.5)
     with pytest.raises(UnknownName, match="Did you mean 'entropy'"):
         Bucket("stop", 4, rule="entropi")
@@ -213,7 +213,7 @@ def test_a_gate_whose_scores_could_not_be_computed_rolls_back_and_says_so():
     assert "no region has a score: 'drop' could not be computed" in verdict.reason
     with pytest.raises(BadInput, match="case c was recorded without region scores"):
         RegionGate(0.0).decide(Observation("c", None, ({}, {"regions": 1.0})))
-    with pytest.raises(BadInput, match="case c holds views or other candidates that are no updates"):
+    with pytest.raises(BadInput, match="case c has views or other candidates without updates"):
         RegionGate(0.0).decide(Observation("c", None, ({}, {"regions": 1.0}), rungs={"": ("gamma(1.4)",)}))
 
 

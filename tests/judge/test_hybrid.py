@@ -75,11 +75,11 @@ def test_there_is_no_hybrid_without_its_alarm(tmp_path):
     policy = calibrate(archive, "cardiac", hybrid=True)
     with pytest.raises(BadInput, match="replay it as a stream, give a watch"):
         controller_of(policy)
-    with pytest.raises(Refused, match="only under the exchangeability alarm"):
+    with pytest.raises(Refused, match="needs the monitor exchangeability"):
         start_watch(archive, policy, ("audit",), limit=0.1)
     with pytest.raises(Refused, match="has no exchangeability alarm"):
         active_policy(policy, Watch(policy.calibration_id))
-    with pytest.raises(BadInput, match="is seed-only"):
+    with pytest.raises(BadInput, match="is not hybrid"):
         stream_of(calibrate(archive, "cardiac"))
 
 

@@ -13,17 +13,18 @@ from casewise.archive import store
 from casewise.archive.store import open_archive
 from casewise.core.errors import BadInput, DamagedArchive, Locked, Overlap, Refused
 from casewise.judge.calibration.calibrate import calibrate
+from casewise.judge.certificates.certify_designs import certify_designs
 from casewise.judge.certificates.certify_router import Promise, certify_router
 from casewise.judge.controllers import CONTROLLERS
 from casewise.judge.ledger import (
     LEDGER,
     PAPER,
+    compared_designs,
     expose,
     ledger_problems,
     note_comparison,
     read_ledger,
     unlock,
-    was_compared,
 )
 from casewise.judge.outcomes import outcomes
 
@@ -53,7 +54,7 @@ def test_a_policy_is_not_unlocked_on_its_own_cases_and_leaves_no_line(tmp_path):
 
 def test_evaluation_labels_are_locked_until_the_ledger_says_why(tmp_path):
     evaluation = synthetic_archive(tmp_path, cases=2, split="evaluation")
-    with pytest.raises(Locked, match=r"labels of 1 evaluation cases .* are locked \(case-0000\); say why"):
+    with pytest.raises(Locked, match=r"labels of 1 evaluation cases .* are locked \(case-0000\); state the purpose"):
         evaluation.label("case-0000")
     with pytest.raises(Locked, match="labels of 2 evaluation cases"):
         outcomes(evaluation)
@@ -94,7 +95,7 @@ def test_signals_and_decisions_need_no_key(tmp_path):
 
 
 def test_a_reason_must_be_given(tmp_path):
-    with pytest.raises(BadInput, match="say why"):
+    with pytest.raises(BadInput, match="give the purpose"):
         unlock(synthetic_archive(tmp_path, cases=1), purpose=" ")
 
 
@@ -111,7 +112,7 @@ def test_a_ledger_that_was_tampered_with_is_noticed(tmp_path, damage):
     else:
         lines[2] = lines[2][:20]
     (tmp_path / LEDGER).write_text("\n".join(lines) + "\n")
-    with pytest.raises(DamagedArchive, match="edited, cut or taken out"):
+    with pytest.raises(DamagedArchive, match="edited or cut"):
         read_ledger(tmp_path)
     assert ledger_problems(tmp_path)
 
@@ -121,18 +122,31 @@ def test_a_design_that_a_comparison_included_cannot_be_certified_by_its_name(tmp
     archive = views_archive(tmp_path / "a", cases=24)
     plain = calibrate(archive, "consensus")
     asked = Promise(("harmed",), (0.2,))
-    certify_router(archive, plain, asked, force=True)
+    certify_router(archive, plain, asked, force=True)  # a design that was named before anything was compared
     note_comparison(archive, ["m0", "consensus", "medoid"])
     note_comparison(archive, ["m0", "consensus"])  # says nothing new
-    assert sum("compared" in line for line in read_ledger(archive.path)) == 1
     lines = (archive.path / "exposures.jsonl").read_text()
-    with pytest.raises(Refused, match="they chose it and cannot certify it"):
+    assert lines.count("compared") == 2 * 2  # calibrate and the comparison; each line has the word twice
+    with pytest.raises(Refused, match=r"'consensus' was compared with medoid .* cannot certify it"):
         certify_router(archive, calibrate(archive, "consensus"), asked, force=True)
     assert (archive.path / "exposures.jsonl").read_text() == lines  # a refused question is no attempt
-    assert not was_compared(archive, "choose")
+    assert compared_designs(archive) == {"consensus", "medoid"}
+
+
+def test_designs_that_were_calibrated_one_after_the_other_were_compared(tmp_path):
+    """calibrate consensus, calibrate medoid, certify the better one: the labels chose it. Both together are valid."""
+    archive = views_archive(tmp_path / "a", cases=24)
+    made = [calibrate(archive, name) for name in ("consensus", "medoid")]
+    for one in made:
+        with pytest.raises(Refused, match="was compared with"):
+            certify_router(archive, one, Promise(("harmed",), (0.2,)), force=True)
+    certify_designs(archive, made, Promise(("harmed",), (0.5,), 0.1), force=True)
+    note_comparison(archive, ["m0", "merge"])
+    with pytest.raises(Refused, match="was compared with merge"):
+        certify_designs(archive, made, Promise(("harmed",), (0.5,), 0.1), force=True)
 
 
 def test_a_comparison_notes_all_that_took_part(tmp_path):
     archive = views_archive(tmp_path / "a", cases=24)
     rows = calibrate(archive, "default").preflight["comparison"]["rows"]
-    assert all(was_compared(archive, row["design"]) for row in rows)
+    assert compared_designs(archive) == {row["design"] for row in rows} - {"m0"}

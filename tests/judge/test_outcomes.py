@@ -95,7 +95,7 @@ def test_a_gated_mask_is_measured_itself(archive):
     frame = outcomes(archive)
     with pytest.raises(BadInput, match="archive="):
         deployed(frame, decisions)
-    with pytest.raises(BadInput, match="region-gate composes masks that no state holds"):
+    with pytest.raises(BadInput, match="region-gate makes masks that were not recorded"):
         deployed(frame, decisions, archive=archive)
     rows = deployed(frame, decisions, archive=archive, controller=gate).set_index("case")
     one = next(decision for decision in decisions if decision.action is Action.GATE)

@@ -105,7 +105,7 @@ def test_a_design_that_was_not_calibrated_makes_no_controller():
 
 
 def test_a_hybrid_policy_has_no_single_controller(archive):
-    with pytest.raises(BadInput, match="function of the stream"):
+    with pytest.raises(BadInput, match="change with new cases"):
         controller_of(calibrate(archive, "cardiac", hybrid=True))
 
 

@@ -9,12 +9,16 @@ from html.parser import HTMLParser
 
 import pytest
 from typer.testing import CliRunner
+from worlds.candidates import views_archive
 
 from casewise.cli import app
 from casewise.core.errors import BadInput, Refused, UnknownName
+from casewise.judge.calibration.calibrate import calibrate
 from casewise.judge.certificates.certificate import read_certificate
+from casewise.judge.certificates.certify import certify
 from casewise.judge.certificates.certify_gate import certify_gate
 from casewise.judge.certificates.certify_router import Promise, certify_router
+from casewise.judge.certificates.risk_control import plan
 from casewise.judge.policy import READY, read_policy
 from casewise.report.certificate_page import certificate_page
 
@@ -29,11 +33,22 @@ def run(*words, code=0):
 
 def test_plan_prints_both_sample_sizes_and_what_n_buys():
     said = run("certify", "--sample-size", "--alpha", 0.1, "--delta", 0.1, "--set", "cases=20")
-    assert re.search(r"\b9 labelled cases in expectation", said)
-    assert re.search(r"\b22 labelled cases with probability 0.9", said)
+    assert re.search(r"\b9 labelled patients in expectation", said)
+    assert re.search(r"\b22 with probability 0.9", said)
+    assert re.search(r"\b23 the same for other losses", said)
     assert "alpha >= 0.048 in expectation" in said
     assert "LTT: infeasible" in said
     assert "count patients, not scans or frames" in said
+
+
+@pytest.mark.parametrize(("scans", "loss", "alpha"), [(1, "harmed", 0.1), (1, "ha", 0.1), (2, "harmed", 0.05)])
+def test_plan_and_certify_need_the_same_number(scans, loss, alpha, tmp_path):
+    archive = views_archive(tmp_path, cases=6 * scans, per_cluster=scans)
+    made = calibrate(archive, "consensus")
+    planned = plan(alpha)
+    either = planned.ltt_cases if (scans, loss) == (1, "harmed") else planned.betting_cases
+    assert certify(archive, made, loss=loss, alpha=alpha, method="ltt", force=True).certificate.needed == either
+    assert certify(archive, made, loss=loss, alpha=alpha, force=True).certificate.needed == planned.crc_cases
 
 
 def test_certify_writes_certificate_page_and_policy(site, tmp_path):
@@ -81,10 +96,10 @@ def test_the_gate_is_certified_from_the_command_line(site, other, tmp_path):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--method", "inflated"], "a method is one of crc, ltt, envelope"),
+        (["--method", "inflated"], "a method must be one of crc, ltt, envelope"),
         (["--method", "magic"], "got 'magic'"),
         (["--loss", "harmed", "--method", "envelope"], "certified by --loss surrogate"),
-        (["--loss", "size"], "need one alpha for each loss"),
+        (["--loss", "size"], "need one alpha per loss"),
     ],
 )
 def test_what_cannot_be_certified_says_why(site, tmp_path, words, says):

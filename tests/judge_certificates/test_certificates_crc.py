@@ -93,7 +93,7 @@ def test_more_cases_are_asked_for_as_the_table_says():
 
 def test_losses_that_fall_are_refused_with_the_way_out():
     table = LossTable(np.array([[0.5, 0.1]]), np.array([0.0, 1.0]), np.array([0.0, 1.0]))
-    with pytest.raises(BadInput, match=r"envelope per case or use method 'ltt'"):
+    with pytest.raises(BadInput, match=r"use the envelope or method 'ltt'"):
         conformal_setting(table, 0.9)
 
 

@@ -25,7 +25,7 @@ def test_deployed_ha_is_not_monotone_and_its_envelope_is():
     assert not deployed.is_monotone
     assert safe.is_monotone
     assert (safe.losses >= deployed.losses).all()
-    with pytest.raises(BadInput, match="envelope per case"):
+    with pytest.raises(BadInput, match="use the envelope"):
         conformal_setting(deployed, 0.9)
 
 
@@ -49,14 +49,14 @@ def test_a_case_without_regions_costs_nothing_and_lowers_the_floor():
 
 
 def test_an_envelope_of_the_average_is_not_the_average_of_envelopes():
-    # two cases whose peaks lie at different thresholds: the mean never shows both, the envelope per case does
+    # two cases whose peaks lie at different thresholds: the mean never shows both, the use the envelope does
     curves = np.array([[0, 1.0, 0.0, 0.0], [0, 0.0, 0.0, 1.0]])
     assert envelope(curves.mean(axis=0))[-1] == 0.5
     assert np.mean([envelope(curve)[-1] for curve in curves]) == 1.0
 
 
 def test_accepting_nothing_must_cost_nothing():
-    with pytest.raises(BadInput, match="accepting nothing must cost nothing"):
+    with pytest.raises(BadInput, match="the loss must be 0"):
         Gated(np.array([0.5]), np.array([0.1, 0.2]), np.array([0.0, 0.2]), np.array([0.0, 1.0]))
 
 

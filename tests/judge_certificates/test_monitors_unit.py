@@ -117,7 +117,7 @@ def test_rows_without_a_number_are_named_and_count_for_nothing(site, tmp_path, k
     assert (content["decisions"], content["audits"]) == (1, 2)
     assert content["passed_over"] == ["b", "c", "d", "f"]
     told = RUN.invoke(app, ["monitor", *map(str, words)])
-    assert "! 4 rows with NaN, or without any number, counted as no decision and no audit: b, c, d, f" in told.stdout
+    assert "! 4 rows have NaN or no number and were skipped: b, c, d, f" in told.stdout
 
 
 def test_a_watch_survives_a_restart_and_counts_a_case_once(site, tmp_path):
@@ -174,7 +174,7 @@ def test_monitor_from_the_command_line_continues_where_it_stopped(site, tmp_path
     assert second.exit_code == 1
     assert "80 decisions" in second.output
     assert "ALARM after" in second.output
-    assert "Deploying M0" in second.output
+    assert "Every case gets M0" in second.output
 
 
 def test_monitor_without_a_state_or_calibration_says_what_is_missing(tmp_path):

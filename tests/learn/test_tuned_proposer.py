@@ -225,4 +225,4 @@ def test_an_entry_that_hides_its_patients_is_noticed(fitted, tmp_path):
     write_json(file, {**read_json(file), "trained_on": []})
     problems = [problem for problem in verify(tmp_path) if "p0_0" in problem]
     assert any("not the one that was sealed" in problem for problem in problems)
-    assert any("nothing says which patients" in problem for problem in problems)
+    assert any("are not recorded" in problem for problem in problems)

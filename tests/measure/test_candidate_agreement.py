@@ -31,8 +31,7 @@ def said_again(first: np.ndarray, second: np.ndarray) -> float:
 def test_every_name_is_registered() -> None:
     found = list(candidates_of([SMALL, GROWN]).signals()[0])
     assert found == [
-        "agreement", "likeness", "agreement_lowest", "agreement_consensus", "agreement_source", "agreement_all",
-        "weighted_agreement", "support", "persistence", "area_change",
+        "agreement", "likeness", "agreement_source", "agreement_all", "weighted_agreement", "support",
     ]  # fmt: skip
     assert set(found) <= set(SIGNALS)
 
@@ -42,19 +41,13 @@ def test_three_masks_of_one_row() -> None:
     assert m0["agreement"] == pytest.approx((4 / 5 + (4 / 5 + 0) / 2) / 2)
     assert grown["agreement_source"] == pytest.approx(4 / 5)
     assert grown["support"] == pytest.approx(1 / 2)  # of M0 and the third, the third holds the new voxel
-    assert grown["persistence"] == 0.0  # half is not more than half
     assert apart["support"] == pytest.approx((1 / 2 + 0) / 2)
     assert m0["support"] is None
-    assert m0["persistence"] is None
-    assert m0["area_change"] == 0.0
-    assert apart["area_change"] == pytest.approx(1.0)
-    assert apart["agreement_lowest"] == 0.0  # nobody else sees class 2
 
 
 def test_the_majority_is_the_middle_mask() -> None:
     found = candidates_of([SMALL, GROWN, APART])
     assert found.mask(found.majority, SMALL).tolist() == GROWN.tolist()
-    assert found.signals()[1]["agreement_consensus"] == 1.0
 
 
 def test_a_tie_goes_to_m0() -> None:
@@ -69,13 +62,6 @@ def test_a_consensus_among_the_candidates_has_no_vote() -> None:
     assert beside[3]["agreement"] > alone[1]["agreement"]  # it is compared with all three, its twin among them
 
 
-def test_area_by_class_and_agreement_by_class() -> None:
-    found = candidates_of([np.array([[1, 1, 2, 2]]), np.array([[1, 2, 2, 2]]), np.array([[1, 1, 2, 3]])])
-    assert found.area_changes(1) == pytest.approx({1: -0.5, 2: 0.5, 3: None})
-    assert found.by_class(0)[1] == pytest.approx((2 / 3 + 1) / 2)
-    assert found.by_class(2)[3] == 0.0
-
-
 def test_background_counts_where_it_is_a_class() -> None:
     road, less = np.array([[0, 0, 1, 1]]), np.array([[0, 1, 1, 1]])
     assert candidates_of([road, less]).dice[0, 1] == pytest.approx(4 / 5)
@@ -84,9 +70,9 @@ def test_background_counts_where_it_is_a_class() -> None:
 
 def test_candidates_that_are_all_m0_agree() -> None:
     for signals in candidates_of([SMALL, SMALL, SMALL]).signals():
-        assert signals["agreement"] == signals["agreement_all"] == signals["agreement_consensus"] == 1.0
+        assert signals["agreement"] == signals["agreement_all"] == 1.0
     for signals in candidates_of([EMPTY, EMPTY, EMPTY]).signals():
-        assert signals["agreement"] is signals["agreement_all"] is signals["agreement_consensus"] is None
+        assert signals["agreement"] is signals["agreement_all"] is None
         assert signals["likeness"] == signals["agreement_source"] == 1.0
 
 
@@ -137,8 +123,7 @@ EMPTY = np.zeros_like(SMALL)
 
 def test_empty_masks_are_alike_and_say_nothing_about_their_quality() -> None:
     m0, same, drawn = candidates_of([EMPTY, EMPTY, SMALL]).signals()
-    assert m0["agreement"] == m0["agreement_lowest"] == m0["agreement_all"] == 0.0  # of the pairs that hold something
-    assert m0["agreement_consensus"] is None
+    assert m0["agreement"] == m0["agreement_all"] == 0.0  # of the pairs that hold something
     assert m0["likeness"] == same["likeness"] == 0.5
     assert drawn["likeness"] == 0.0
     assert same["agreement_source"] == 1.0  # no edit

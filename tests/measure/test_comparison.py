@@ -10,7 +10,7 @@ from worlds.masks import harm_by_class
 from casewise.core.errors import BadInput
 from casewise.measure.comparison import comparison
 from casewise.measure.metrics.harm import harm
-from casewise.measure.metrics.overlap import dice, dice_by_class, miou
+from casewise.measure.metrics.overlap import dice, miou
 from casewise.measure.metrics.surface import assd, hd95
 
 
@@ -179,9 +179,9 @@ def test_empty_masks_are_no_error():
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"metric": "auc"}, "the metric is dice or miou, got 'auc'"),
-        ({"surfaces": "some"}, "surfaces are 'none', 'moved' or 'all', got 'some'"),
-        ({"holes": "plane"}, "within the 'volume' or within a 'slice', got 'plane'"),
+        ({"metric": "auc"}, "the metric must be dice or miou, got 'auc'"),
+        ({"surfaces": "some"}, "surfaces must be 'none', 'moved' or 'all', got 'some'"),
+        ({"holes": "plane"}, "holes must be 'volume' or 'slice', got 'plane'"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(options, sentence):
@@ -190,7 +190,7 @@ def test_options_that_make_no_sense_are_refused(options, sentence):
 
 
 def test_instances_are_refused():
-    with pytest.raises(BadInput, match="give semantic labels, not instances"):
+    with pytest.raises(BadInput, match="give classes, not instances"):
         comparison(np.full((2, 2), 70000), np.full((2, 2), 70000))
 
 
@@ -241,7 +241,7 @@ def test_everything_agrees_with_a_plain_statement_on_the_whole_volume(seed, shap
         before, after = holes_by_scipy(old, c), holes_by_scipy(new, c)
         assert (one.holes_old, one.holes_new) == (len(before), len(after))
         assert one.holes_gained == sum(not any((hole & other).any() for other in before) for hole in after)
-        assert one.dice_new == pytest.approx(dice_by_class(new, label)[c])
+        assert one.dice_new == pytest.approx(dice(new == c, label == c))
         assert (one.ha, one.ba) == pytest.approx((by_class[c].ha, by_class[c].ba))
         assert one.shift_hd95 == pytest.approx(hd95(a, b, spacing_mm=spacing))
         assert one.shift_assd == pytest.approx(assd(a, b, spacing_mm=spacing))

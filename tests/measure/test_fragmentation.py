@@ -91,7 +91,7 @@ def test_millimetres_need_a_spacing():
 
 @pytest.mark.parametrize("min_area", [0, -1, 2.5])
 def test_min_area_is_a_count(min_area):
-    with pytest.raises(BadInput, match=r"whole number of voxels, 1 or more, got"):
+    with pytest.raises(BadInput, match=r"whole number of at least 1 voxel, got"):
         fragmentation(EMPTY, EMPTY, min_area=min_area)
 
 

@@ -105,7 +105,7 @@ def test_area_in_millimetres_and_in_voxels_agree():
 
 
 def test_a_missing_label_is_named():
-    with pytest.raises(BadInput, match=r"label is missing: expected an integer or bool mask, got None; pass the label"):
+    with pytest.raises(BadInput, match=r"label must be an integer or bool mask, got None; pass the label"):
         harm(row("...."), row("1111"), None)
 
 

@@ -12,14 +12,14 @@ GOOD = np.zeros((3, 4), np.uint8)
 
 BAD = [
     (np.zeros((4, 3), np.uint8), r"must share one shape, got .* \(3, 4\).* \(4, 3\); resample before comparing"),
-    (np.zeros((3, 4), np.float32), r"integer or bool labels, got .* of type float32; take the argmax"),
+    (np.zeros((3, 4), np.float32), r"integer or bool, got .* of type float32; take the argmax"),
     (np.full((3, 4), np.nan), r"of type float64 with NaN in it; take the argmax"),
-    (np.full((3, 4), -1, np.int16), r"labels are 0 \(background\) and up, got -1 in .*; map it to a class"),
+    (np.full((3, 4), -1, np.int16), r"labels must be 0 \(background\) or more, got -1 in .*; map it to a class"),
     (np.zeros(4, np.uint8), r"\(rows, columns\) or \(slices, rows, columns\), got .* of shape \(4,\); add an axis"),
     (np.zeros((1, 2, 3, 4), np.uint8), r"got .* of shape \(1, 2, 3, 4\); pass one case at a time"),
     (np.zeros((0, 4), np.uint8), r"at least one voxel, got .* of shape \(0, 4\)"),
     (np.full((3, 4), "a"), r"of type <U1"),
-    (None, r"is missing: expected an integer or bool mask, got None"),
+    (None, r"must be an integer or bool mask, got None"),
 ]
 
 
@@ -43,7 +43,7 @@ def test_the_error_names_the_argument():
 
 @pytest.mark.parametrize("spacing", [(1.0,), (1.0, 1.0, 1.0), (1.0, 0.0), (1.0, -2.0), (1.0, float("nan"))])
 def test_a_spacing_is_one_positive_number_an_axis(spacing):
-    with pytest.raises(BadInput, match="spacing_mm needs 2 positive numbers, one an axis"):
+    with pytest.raises(BadInput, match="spacing_mm must have 2 positive numbers"):
         checked_spacing(spacing, 2)
 
 
@@ -55,7 +55,7 @@ def test_least_voxels_of_a_volume_are_rounded_up():
 
 @pytest.mark.parametrize("area", [0.0, -1.0, float("nan"), float("inf")])
 def test_an_area_in_millimetres_is_positive(area):
-    with pytest.raises(BadInput, match="min_area_mm is a positive area"):
+    with pytest.raises(BadInput, match="min_area_mm must be a positive area"):
         least_voxels(16, area, (1.0, 1.0), axes=2)
 
 

@@ -14,7 +14,6 @@ import pytest
 import torch
 from torch import nn
 
-from casewise.adapt.objectives.bn_stats import BnStats
 from casewise.adapt.objectives.eata import Eata, EataFisher
 from casewise.adapt.objectives.tent import Tent
 from casewise.adapt.proposers.live import run_episode
@@ -157,21 +156,3 @@ def test_eata_fisher(net, image):
     made = ours(net, image, EataFisher(margin=margin, redundancy=0.9, anchor_weight=2000.0))
     assert 0 < made.diagnostics[1]["kept"] < made.diagnostics[0]["kept"] < 1
     compare(made, second_eata_fisher(copy.deepcopy(net).eval(), image.double(), margin, 0.9, 2000.0))
-
-
-def test_bn_stats(image):
-    net = network(nn.BatchNorm2d)
-    made = ours(net, image, BnStats(prior=16.0))
-    twin, x, share = copy.deepcopy(net).eval(), image.double(), 16 / (16 + 4)
-    for position, layer in enumerate(twin):
-        if isinstance(layer, nn.BatchNorm2d):
-            mean = share * layer.running_mean + (1 - share) * x.mean((0, 2, 3))
-            variance = share * layer.running_var + (1 - share) * x.transpose(0, 1).reshape(6, -1).var(1)
-            assert np.abs(made.parameters[1][f"{position}.running_mean"] - mean.detach().numpy()).max() <= TOLERANCE
-            assert np.abs(made.parameters[1][f"{position}.running_var"] - variance.detach().numpy()).max() <= TOLERANCE
-            column = (1, -1, 1, 1)
-            x = (x - mean.view(column)) / torch.sqrt(variance.view(column) + layer.eps)
-            x = x * layer.weight.view(column) + layer.bias.view(column)
-        else:
-            x = layer(x)
-    assert np.array_equal(made.masks[1], x.argmax(1).numpy())

@@ -115,7 +115,7 @@ def test_a_verdict_that_cannot_be_had_is_not_called_rejected():
 def test_one_patient_is_said_once_and_has_no_interval():
     checks = [undecided(reason=f"mean fall: {at}", scope=f"label {at}", patients=1) for at in range(27)]
     (line,) = check_lines({**summary(), "checks": checks})
-    assert "one patient shows nothing about others" in line
+    assert "one patient is not enough" in line
     mask = heart()
     cases = tuple(ComparedCase(f"h{at}", comparison(mask, mask, mask), None, "p") for at in range(3))
     change = Comparisons(cases).summary["change"]

@@ -27,20 +27,35 @@ def test_the_bounds_are_not_called_a_95_percent_interval(facts: dict[str, Any]) 
     page = fit_page(facts, ())
     assert "95 % interval</th>" not in page
     assert "one-sided 90 % bounds" in page
-    assert "held the truth in 55 % of simulations" in page
+    assert "contained the true value in 55 % of simulations" in page
 
 
 def test_the_page_says_in_the_open_what_so_few_patients_cannot_show(facts: dict[str, Any]) -> None:
     visible = fit_page(facts, ()).split("<details>")[0]
-    assert "Rare disasters cannot be seen in so few: up to 21% of new patients" in visible
+    assert "Rare large losses may be missed: up to 21% of new patients" in visible
 
 
 @pytest.mark.parametrize(
     ("poor", "said"),
-    [(0, "poor masks seen: 0, so poor ones will hardly be caught"), (3, "poor masks seen: 3, of which 2 were flagged")],
+    [(0, "no labelled mask is poor"), (3, "poor masks seen: 3, of which 2 were flagged")],
 )
 def test_page_and_summary_say_how_many_poor_masks_were_seen(poor: int, said: str, facts: dict[str, Any]) -> None:
     quality = {**facts["preflight"]["quality"], "poor": poor, "poor_flagged": 2 if poor else 0}
     facts = {**facts, "preflight": {**facts["preflight"], "quality": quality}}
     assert any(said in line for line in summary_lines(facts))
     assert said in fit_page(facts, ()).split("<details>")[0]
+
+
+def test_patients_and_cases_that_are_hurt_are_counted_apart_and_the_choice_is_not_called_blind(
+    facts: dict[str, Any],
+) -> None:
+    page = fit_page(facts, ())
+    harm = facts["preflight"]["comparison"]["rows"][4]["harm"]  # of medoid, which is chosen
+    assert f"{harm['hurt']} of {harm['patients']} patients on average; up to 34 % may" in page
+    assert "the gain is at least" not in page
+    assert "which does not allow for the choice" in page
+    rows = [{"case": "a", "patient": "p", "source": 0.5, "metric": 0.6, "state": "1"}]
+    assert "which way is deployed was chosen with all labels" in fit_page(facts, rows)
+    kept = {**facts["preflight"]["comparison"], "chosen": "m0"}
+    page = fit_page({**facts, "preflight": {**facts["preflight"], "comparison": kept}}, ())
+    assert "up to 21 % may" not in page  # the masks in use hurt nobody

@@ -18,9 +18,9 @@ SCORES = {"Dice": 0.8, "source_Dice": 0.7, "ha": 0.0, "worse_voxels": 0.625}
 @pytest.mark.parametrize(
     ("judged", "said"),
     [
-        (0.13, "HA judged only 13% of the edit and says little here: read worse-voxels"),
+        (0.13, "HA judged only 13% of the edit, so use worse-voxels"),
         (0.9, "HA judged 90% of the edit"),
-        (None, "nothing was changed, so HA judged nothing"),
+        (None, "no voxel changed, so HA judged nothing"),
     ],
 )
 def test_ha_is_printed_with_the_share_of_the_edit_that_it_judged(judged: float | None, said: str) -> None:

@@ -25,8 +25,8 @@ from casewise.render.mask_pictures import overlay_png
 from casewise.run.gather import gathered_cases
 from casewise.run.local import LocalEngine
 from casewise.run.predict_case import PredictCase
-from casewise.run.predict_folder import plan_folder, predict_folder, prediction_work
-from casewise.run.prediction_folder import verify_predictions
+from casewise.run.predict_folder import predict_folder, prediction_work
+from casewise.run.prediction_folder import is_complete, verify_predictions
 
 Maker = Callable[..., PredictCase]
 HOW = Adaptation(objective="tent", learning_rate=0.05, steps=1, min_area=4)
@@ -180,25 +180,24 @@ def test_resuming_trusts_hashes_and_not_file_names(work: Maker, images: Path, tm
     nibabel.save(
         nibabel.Nifti1Image(np.eye(24, dtype=np.float32)[:, :, None] * [1, 2], np.eye(4)), images / "case_1_0000.nii.gz"
     )
-    plan = {row.case_id: row.complete for row in plan_folder(work(), resume=True, overwrite=True)}
-    assert plan == {"case_0": False, "case_1": False, "case_2": True}
+    complete = {name: is_complete(work().layout, files, work().key) for name, files in work().cases.items()}
+    assert complete == {"case_0": False, "case_1": False, "case_2": True}
     after = run(work(), resume=True, overwrite=True)
     assert after["case_2"].timing == before["case_2"].timing, "a complete case was done again"
     assert after["case_0"].outputs == before["case_0"].outputs
     assert after["case_1"].inputs != before["case_1"].inputs
     other = work(adaptation=replace(HOW, seed=7))
-    assert not any(row.complete for row in plan_folder(other, resume=True))
+    assert not any(is_complete(other.layout, files, other.key) for files in other.cases.values())
 
 
 def test_masks_that_no_run_wrote_are_refused_and_untouched(work: Maker, tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()
     (out / "case_1.nii.gz").write_bytes(b"a label")
-    for refused in (lambda: run(work()), lambda: plan_folder(work(), resume=False)):
-        with pytest.raises(
-            Refused, match=r"holds case_1\.nii\.gz, which no casewise run wrote.*-o, or add --set overwrite=true"
-        ):
-            refused()
+    with pytest.raises(
+        Refused, match=r"holds case_1\.nii\.gz, which no casewise run wrote.*-o, or add --set overwrite=true"
+    ):
+        run(work())
     assert (out / "case_1.nii.gz").read_bytes() == b"a label"
     assert not (out / "audit.jsonl").exists()
     assert [entry.status for entry in run(work(), overwrite=True).values()] == ["done"] * 3
@@ -211,7 +210,7 @@ def test_a_mask_that_a_person_edited_is_not_replaced(resume: bool, work: Maker, 
     entry = tmp_path / "out" / "casewise" / "case_0.json"
     plain = json.loads(entry.read_text())
     (tmp_path / "out" / "case_0.nii.gz").write_bytes(b"drawn by hand")
-    with pytest.raises(Refused, match=r"case_0\.nii\.gz, which no casewise run wrote or which changed since"):
+    with pytest.raises(Refused, match=r"case_0\.nii\.gz, which casewise did not write or which changed since"):
         run(work(), resume=resume)
     assert (tmp_path / "out" / "case_0.nii.gz").read_bytes() == b"drawn by hand"
     assert json.loads(entry.read_text()) == plain
@@ -264,5 +263,5 @@ def test_a_later_edit_of_an_output_or_an_entry_is_found(work: Maker, tmp_path: P
     entry.write_text(entry.read_text().replace('"keep"', '"shrink"'))
     (tmp_path / "out" / "case_1.nii.gz").unlink()
     problems = verify_predictions(tmp_path / "out")
-    assert problems == ["case_1.nii.gz is missing", "casewise/case_0.json is not the entry that the audit log saw"]
+    assert problems == ["case_1.nii.gz is missing", "casewise/case_0.json is not the file that the audit log names"]
     assert Chain(tmp_path / "out" / "audit.jsonl").problems == []

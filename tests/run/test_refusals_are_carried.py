@@ -70,7 +70,10 @@ def test_an_audit_alarm_voids_the_certificate_in_predict(work: Maker, tmp_path: 
 
 @pytest.mark.parametrize(
     ("preflight", "why"),
-    [(AGAINST, "its policy is a NO-GO"), ({"quota": {"low": 0, "mid": 0, "hard": 40}}, "the quotas are not those")],
+    [
+        (AGAINST, "its policy is a NO-GO"),
+        ({"quota": {"low": 0, "mid": 0, "hard": 40}}, "the buckets have other shares"),
+    ],
 )
 def test_what_speaks_against_a_promise_voids_it_in_the_report_and_the_last_line(
     work: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, preflight: Any, why: str
@@ -95,7 +98,7 @@ def test_cases_outside_the_certificate_are_counted_beside_the_promise(work: Make
     outside = f"cases are {OUTSIDE}: no estimate or promise holds for them"
     assert statement is None  # it is about none of them
     assert all(entry.certificate["void"] and entry.certificate["why_void"] == entry.uncovered for entry in entries)
-    assert said == ["the certificate does not hold here: it is about none of these cases", f"{n} of {n} {outside}"]
+    assert said == ["the certificate does not hold here: it covers none of these cases", f"{n} of {n} {outside}"]
     short = run_report(made, tmp_path, entries, 1.0, {})["certificate"]
     assert (short["void"], short["why_void"]) == (True, said[0])
     covered = [replace(entries[0], notes=()), *entries[1:]]
@@ -127,7 +130,7 @@ def test_a_calibration_image_is_recognised_under_any_name(work: Maker) -> None:
     found = {entry.case: entry.notes for entry in predict_folder(made, LocalEngine())}
     assert "this image is calibration case other" in found["case_1"][0]
     assert found["case_2"] == ()  # only its name is that of a calibration case
-    with pytest.raises(Overlap, match=r"under another name \(case_1 is other\)"):
+    with pytest.raises(Overlap, match=r"under other names \(case_1 is other\)"):
         check_scorable(made.deployment, list(made.cases.values()))
 
 

@@ -37,7 +37,7 @@ def test_a_packed_body_is_refused_in_a_sentence(service: Any) -> None:
         for path in ("/segment",):
             answer = client.post(path, content=gzip.compress(b"0" * 10**6), headers={"content-encoding": "gzip"})
             assert answer.status_code == 415
-            assert "the body is packed (gzip); send it as it is" in answer.json()["error"]
+            assert "the body is compressed (gzip); send the file itself" in answer.json()["error"]
 
 
 def test_the_first_page_and_the_docs_answer_and_load_nothing_from_elsewhere(service: Any) -> None:

@@ -9,15 +9,15 @@ from scipy import stats
 from casewise.core.errors import BadInput, UnknownName
 from casewise.judge.certificates.risk_control import share_bound
 from casewise.measure.changes import Comparison, LabelChange
+from casewise.study import acceptance as acceptance_module
 from casewise.study.acceptance import (
     COMPANION,
     FEWEST,
     acceptance_of,
-    checks_of,
     mean_bound,
     verdict_of,
 )
-from casewise.study.compared_cohort import ComparedCase
+from casewise.study.compared_cohort import ComparedCase, Comparisons
 
 
 def case(number, old, new, *, group=None, cluster=None, ha=0.0, labelled=True, **row):
@@ -29,6 +29,10 @@ def case(number, old, new, *, group=None, cluster=None, ha=0.0, labelled=True, *
     scores = {"metric_old": old, "metric_new": new, "ha": ha, "ba": 0.0} if labelled else {}
     found = Comparison(1000, 10, row.pop("share", 0.1), 1, 10, (label,), labelled=labelled, **scores)
     return ComparedCase(f"c{number:03d}", found, group, cluster)
+
+
+def checks_of(acceptance, cases, names=None):
+    return acceptance_module.checks_of(acceptance, Comparisons(tuple(cases)).cohort, names)
 
 
 def only(criteria, cases):
@@ -111,15 +115,15 @@ def test_undefined_values_are_left_out_and_counted():
 @pytest.mark.parametrize(
     ("plain", "sentence"),
     [
-        ([], "criteria are a table"),
+        ([], "criteria must be a table"),
         ({}, "there is no criterion"),
-        ({"confidence": 2, "max_ha": 0.1}, "confidence is a number from 0.5 to below 1"),
-        ({"max_ha": "low"}, r"max_ha is a number or \{limit"),
-        ({"max_ha": True}, r"max_ha is a number or"),
-        ({"max_ha": {"limit": 0.1, "marge": 1}}, r"max_ha is a number or"),
-        ({"max_ha": 3}, "max_ha bounds a share, so its limit is from 0 to 1, got 3"),
-        ({"groups": {"A": 0.1}}, "groups 'A' holds criteria by name"),
-        ({"each_label": 0.1}, "each_label holds criteria by name"),
+        ({"confidence": 2, "max_ha": 0.1}, "confidence must be a number from 0.5 to below 1"),
+        ({"max_ha": "low"}, r"max_ha must be a number or \{limit"),
+        ({"max_ha": True}, r"max_ha must be a number or"),
+        ({"max_ha": {"limit": 0.1, "marge": 1}}, r"max_ha must be a number or"),
+        ({"max_ha": 3}, "max_ha bounds a share, so its limit must be from 0 to 1, got 3"),
+        ({"groups": {"A": 0.1}}, "groups 'A' must have criteria by name"),
+        ({"each_label": 0.1}, "each_label must have criteria by name"),
     ],
 )
 def test_criteria_that_make_no_sense_are_refused(plain, sentence):
@@ -158,7 +162,6 @@ def test_a_mean_is_never_accepted_without_a_limit_on_the_harmed_share():
     assert verdict_of([mean, harmed]) == "undecided"
     assert verdict_of(checks_of(acceptance_of({"max_mean_drop": 0.005}), many)) == "accepted"
     assert len(acceptance_of({"max_mean_drop": 0.005, "max_harmed_share": 0.2}).criteria) == 2
-    assert len(acceptance_of({"max_mean_drop": {"limit": 0.1, "bounded": True}}).criteria) == 1
     assert len(acceptance_of({"max_mean_drop": 0.005, "confidence": None}).criteria) == 1
 
 
@@ -175,17 +178,6 @@ def test_broken_and_undecided_are_two_verdicts_and_the_cases_are_named():
     assert all_five.verdict == "broken"  # that few show it already: its lower bound is above the limit
     alone = only({"max_mean_drop": 0.01}, [case(i, 0.9, 0.7, cluster="one") for i in range(9)])
     assert (alone.verdict, alone.bound) == ("undecided", None)
-
-
-def test_a_bounded_mean_holds_where_disasters_are_rare():
-    draw = np.random.default_rng(0)
-    plain = {"max_mean_drop": {"limit": 0.02, "bounded": True}}
-    accepted = 0
-    for _ in range(100):  # one case in twenty loses half of its metric: the true mean fall is .025
-        drops = np.where(draw.random(100) < 0.05, 0.5, 0.0)
-        accepted += only(plain, [case(i, 0.9, 0.9 - drop) for i, drop in enumerate(drops)]).holds
-    assert accepted <= 5 + 3 * 2.2
-    assert only(plain, [case(i, 0.9, 0.9) for i in range(200)]).holds
 
 
 @pytest.mark.parametrize("place", ["label 2", "group B", "size small"])

@@ -116,7 +116,7 @@ def test_an_archive_of_views_is_controlled_without_its_consensus(tmp_path):
 
 
 def test_one_opinion_is_none(raters):
-    with pytest.raises(BadInput, match="at least two opinions: two folders of masks or more, got 1"):
+    with pytest.raises(BadInput, match="at least two folders of masks, got 1"):
         list(folder_opinions([raters / "model"], labels=None, cases=None))
 
 

@@ -189,7 +189,7 @@ def test_all_designs_are_fitted_on_one_half_and_certified_on_the_other(archive, 
     certificate, _ = certify_designs(test, flagged, asked, halved=True)
     assert "are flagged for a person" in certificate.statement
     assert "With probability at least 0.8, at most" in certificate.statement
-    with pytest.raises(BadInput, match="the choice is part of what is certified: add --method ltt"):
+    with pytest.raises(BadInput, match="the choice must be certified, too: add --method ltt"):
         certify_default(archive, Promise(("ha",), (0.5,)))
 
 

@@ -114,7 +114,7 @@ def test_the_rule_is_e_values_and_e_bh():
 
 
 def test_losses_that_only_happen_to_be_whole_are_not_called_binary():
-    with pytest.raises(BadInput, match="0 or 1 by construction"):
+    with pytest.raises(BadInput, match="binary=True needs losses of 0 or 1"):
         selected([1, 2, 3], [0, 0.5, 1], [1], 0.4, binary=True)
 
 

@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from casewise.adapt.objective import Objective
 
 DEFAULT_RATE = 5e-4  # of an objective that names none: the medical budget of the paper
-PRIOR = 16.0  # how many samples the source statistics are worth when blended (Schneider et al.; MEMO's 16/17)
-STATISTICS = ("source", "batch", "blend")
+STATISTICS = ("source", "batch")
 RESETS = ("case", "stream")
+CONSENSUSES = ("mean", "vote", "medoid", "intent")
 
 
 @dataclass(frozen=True)
@@ -51,23 +51,19 @@ class Adaptation:
         max_slices: Slices or patches per batch; changes memory, not results.
         modulation: Mode of careful updates after risky edits, such as ``param-subset``.
         statistics: Statistics of calibration cases that the risk of a modulation is measured with.
-        batch_statistics: BatchNorm statistics of the ``"source"``, of the ``"batch"``, or a ``"blend"``; M0 always
-            uses the source.
-        blend_prior: Weight of the source statistics in a blend, in samples.
+        batch_statistics: BatchNorm statistics of the ``"source"`` or of the ``"batch"``; M0 always uses the source.
         signals: Further signals, by name or as functions.
         shrink: States between a step and M0 that are predicted too.
         reset: ``"case"``, or ``"stream"`` to carry weights and the state of the objective from case to case
             (record only).
         keep_parameters: Keep the adapted parameters of each step.
         keep_entropy: Keep the entropy of every voxel.
-        consensus: Consensus of views or members: ``mean``, ``weighted``, ``vote``, ``medoid`` or ``intent``.
-        weights: Pairs (view, weight) for the weighted consensus; other views have weight 1.
+        consensus: Consensus of views or members: ``mean``, ``vote``, ``medoid`` or ``intent``.
         mirrored_views: Predict views with the model's own mirroring too; M0 always uses it.
         source_statistics: File of ``casewise record --measure-source``, for the views that need it.
         tuned: Folder with tuned weights, for ``"tuned"`` and ``"tuned+views:..."``.
         ensemble: For tuned weights: the mean of the folds' predictions instead of their mean weights.
         crossfit: For tuned weights: each case gets the fold that left its patient out.
-        save_probabilities: Keep all probabilities where candidates differ, to compare consensuses.
 
     Example:
         >>> Adaptation("tent", steps=2).steps
@@ -85,38 +81,33 @@ class Adaptation:
     modulation: str | None = None
     statistics: RiskStatistics | None = None
     batch_statistics: str = "source"
-    blend_prior: float = PRIOR
     signals: tuple[Any, ...] = ()
     shrink: tuple[State, ...] = ()
     reset: str = "case"
     keep_parameters: bool = False
     keep_entropy: bool = False
     consensus: str = "mean"
-    weights: tuple[tuple[str, float], ...] = ()
     mirrored_views: bool = False
     source_statistics: str | None = None
     tuned: str | None = None
     ensemble: bool = False
     crossfit: bool = False
-    save_probabilities: bool = False
 
     def __post_init__(self) -> None:
         for name in ("signals", "shrink"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
-        object.__setattr__(self, "weights", tuple((str(name), float(value)) for name, value in self.weights))
         for name in ("source_statistics", "tuned"):
             if isinstance(place := getattr(self, name), Path):
                 object.__setattr__(self, name, str(place))
         if isinstance(self.parameters, list):
             object.__setattr__(self, "parameters", tuple(self.parameters))
         if self.steps < 0:
-            raise BadInput(f"steps is 0 or more, got {self.steps}")
+            raise BadInput(f"steps must be 0 or more, got {self.steps}")
         if self.max_slices is not None and self.max_slices < 1:
             raise BadInput(f"max_slices is at least 1, got {self.max_slices}")
-        if self.batch_statistics not in STATISTICS:
-            raise BadInput(f"batch_statistics is one of {', '.join(STATISTICS)}, got '{self.batch_statistics}'")
-        if self.reset not in RESETS:
-            raise BadInput(f"reset is one of {', '.join(RESETS)}, got '{self.reset}'")
+        for name, known in (("batch_statistics", STATISTICS), ("reset", RESETS), ("consensus", CONSENSUSES)):
+            if getattr(self, name) not in known:
+                raise BadInput(f"{name} is one of {', '.join(known)}, got {getattr(self, name)!r}")
 
     @classmethod
     def of(cls, objective: Any, /, **knobs: Any) -> Adaptation:
@@ -186,7 +177,7 @@ class Adaptation:
         Args:
             plain: The adaptation as a file holds it.
             typed: Objective that the person gave; an objective by address must be the same.
-            where: What an error calls the file.
+            where: Name of the file in errors.
 
         Raises:
             UnsafeInput: If any field names code by address, or a field is one that casewise never writes.
@@ -194,21 +185,19 @@ class Adaptation:
         from casewise.adapt.objectives import check_named_in_file
 
         if not isinstance(plain, Mapping):
-            raise BadInput(f"{where} must describe an adaptation by fields, got {type(plain).__name__}; make it again")
+            raise BadInput(
+                f"{where} must describe an adaptation by fields, got {type(plain).__name__}; record it again"
+            )
         check_named_in_file(plain.get("objective"), typed=typed, where=where)
         check_names_no_code({name: value for name, value in plain.items() if name != "objective"}, where=where)
         if unwritten := [name for name in _KEPT if name in plain]:
-            raise UnsafeInput(
-                f"{where} sets {', '.join(unwritten)}, which casewise never writes there; it was edited, make it again"
-            )
+            raise UnsafeInput(f"{where} sets {', '.join(unwritten)}, which casewise never writes; record it again")
         known = plain.get("statistics")
         values = {**plain, "statistics": None if known is None else RiskStatistics(**known)}
         try:
             found = cls(**values)
         except TypeError as error:
-            raise BadInput(
-                f"these are not the options of an adaptation ({error}); were they recorded with a later casewise?"
-            ) from error
+            raise BadInput(f"unknown options of an adaptation ({error}); from a later casewise?") from error
         return found
 
 
@@ -226,7 +215,7 @@ def proposers_of(
     Args:
         policy: The policy.
         typed: Address of an objective of the user's own that may be imported, because the user typed it.
-        folder: Folder that paths of tuned weights start from; they must lie in it.
+        folder: Folder that paths of tuned weights start from; they must be inside it.
     """
     where = f"policy {policy.name!r}"
     one = Adaptation.from_plain(policy.adaptation, typed=typed, where=where) if policy.adaptation else None
@@ -249,7 +238,7 @@ def proposers_of(
 
 _KNOBS = Registry("option of an episode", {field.name: field.name for field in fields(Adaptation)})
 _DEFAULTS = {field.name: field.default for field in fields(Adaptation) if field.default is not MISSING}
-_KEPT = ("signals", "shrink", "keep_parameters", "keep_entropy", "save_probabilities", "crossfit")
+_KEPT = ("signals", "shrink", "keep_parameters", "keep_entropy", "crossfit")
 _ALWAYS = (
     "objective", "learning_rate", "parameters", "steps", "seed", "min_area", "foreground", "max_slices",
 )  # fmt: skip

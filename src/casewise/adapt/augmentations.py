@@ -34,9 +34,9 @@ class LightView:
 
     def __post_init__(self) -> None:
         if not set(self.flips) <= {_ROWS, _COLUMNS}:
-            raise BadInput(f"flips are in-plane axes counted from the end, -2 (rows) or -1 (columns), got {self.flips}")
+            raise BadInput(f"flips must be in-plane axes, -2 (rows) or -1 (columns), got {self.flips}")
         if self.noise < 0:
-            raise BadInput(f"noise is a standard deviation and cannot be negative, got {self.noise}")
+            raise BadInput(f"noise is a standard deviation and must be at least 0, got {self.noise}")
 
     def apply(self, inputs: Tensor) -> Tensor:
         """Return the transformed inputs."""

@@ -1,12 +1,12 @@
-"""Consensus of several predictions of one case: mean, weighted mean, vote, medoid and InTEnt.
+"""Consensus of several predictions of one case: mean, vote, medoid and InTEnt.
 
-Probabilities are averaged in place, so that two volumes are in memory at once however many predictions there are.
+Probabilities are averaged in place, so memory holds two volumes for any number of predictions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,10 +16,7 @@ from torch import Tensor
 
 from casewise.core.errors import BadInput
 from casewise.core.records import Mask
-from casewise.measure.masks import FULL
 from casewise.measure.signals.agreement import agreements, candidates_of, mean_agreement
-
-KINDS = ("mean", "weighted", "vote", "medoid", "intent")
 
 
 @dataclass
@@ -46,36 +43,6 @@ class Mean:
         if self.so_far is None:
             raise BadInput("a consensus needs at least one prediction with a weight above 0")
         return self.so_far
-
-
-@dataclass
-class Ballots:
-    """Probabilities of every prediction in 255ths, stored only where they are neither 0 nor 1; see :meth:`on`."""
-
-    head: str
-    kept: list[tuple[NDArray[np.int64], NDArray[np.uint8]]] = field(default_factory=list)
-    masks: list[Mask] = field(default_factory=list)
-
-    def add(self, probabilities: Tensor, mask: Mask) -> None:
-        """Add one prediction, (n, classes, *space), and its mask."""
-        shares = probabilities.detach().transpose(0, 1).flatten(1).mul(FULL).round_().to(torch.uint8).cpu().numpy()
-        unsure = shares.max(0) < FULL if self.head == "softmax" else shares.max(0) > 0
-        at = np.flatnonzero(unsure)
-        self.kept.append((at, np.ascontiguousarray(shares[:, at])))
-        self.masks.append(mask)
-
-    def on(self, voxels: NDArray[np.int64]) -> NDArray[np.uint8]:
-        """Return the shares at sorted flat positions of the mask, (prediction, class, voxel)."""
-        classes = self.kept[0][1].shape[0]
-        found = np.zeros((len(self.kept), classes, len(voxels)), np.uint8)
-        for reading, ((at, shares), mask) in enumerate(zip(self.kept, self.masks, strict=True)):
-            place = np.searchsorted(at, voxels)
-            there = (place < len(at)) & (at[np.minimum(place, len(at) - 1)] == voxels) if len(at) else place < 0
-            found[reading][:, there] = shares[:, place[there]]
-            if self.head == "softmax":  # surely one class, which is the label
-                sure = np.flatnonzero(~there)
-                found[reading][mask.reshape(-1)[voxels[sure]].astype(int), sure] = FULL
-        return found
 
 
 def vote(masks: Sequence[Mask]) -> Mask:
@@ -109,16 +76,3 @@ def balanced_entropy(entropy: NDArray[Any], mask: Mask) -> float:
     foreground = mask > 0
     parts = [entropy[side] for side in (foreground, ~foreground) if side.any()]
     return float(np.mean([part.mean(dtype=np.float64) for part in parts]))
-
-
-def checked_weights(kind: str, weights: Mapping[str, float], names: Sequence[str]) -> dict[str, float]:
-    """Return the weight of every prediction by name, default 1; refuse unknown names and negative weights."""
-    if kind not in KINDS:
-        raise BadInput(f"a consensus is one of {', '.join(KINDS)}, got {kind!r}")
-    if unknown := sorted(set(weights) - set(names)):
-        raise BadInput(f"weights are given for {', '.join(unknown[:3])}, the readings are {', '.join(names)}")
-    if any(not 0 <= value < float("inf") for value in weights.values()):
-        raise BadInput(f"weights are numbers from 0 on, got {dict(weights)}")
-    if weights and kind != "weighted":
-        raise BadInput(f"consensus {kind!r} takes no weights; choose consensus 'weighted'")
-    return {name: float(weights.get(name, 1.0)) for name in names}

@@ -20,10 +20,10 @@ from torch import Tensor, nn
 from casewise.adapt.adaptation import Adaptation
 from casewise.adapt.forwards import Forward, Forwards
 from casewise.adapt.objective import ChunkLoss, Update
-from casewise.adapt.parameters import depends_on_batch, movable, source_statistics, use_statistics
+from casewise.adapt.parameters import depends_on_batch, select, source_statistics, use_batch_statistics
 from casewise.adapt.probes import probed, probes_of
 from casewise.adapt.recording import Prediction, Recording
-from casewise.adapt.snapshot import restored, seed_generators
+from casewise.adapt.snapshot import restored, seed_generators, tensors_of
 from casewise.core.errors import BadInput, NotFinite
 from casewise.core.records import Mask, Signals, State, Trajectory
 from casewise.core.seeds import seed_of
@@ -31,7 +31,7 @@ from casewise.measure.signals import check_registered
 
 
 class Episode:
-    """A network on loan for one case, as a context manager; it is the ``Adaptable`` that an objective sees.
+    """A network on loan for one case, as a context manager; it is the ``Adaptable`` that is passed to an objective.
 
     ``how`` is the :class:`Adaptation`. A backbone gives ``forward`` (logits at the resolution of the mask; a function
     that pads its inputs has a method ``pad``), ``predict`` (the mask from the backbone's own pipeline) and ``head``
@@ -56,10 +56,8 @@ class Episode:
         self.network, self.how, self.objective = network, how, how.built()
         self.case_id, self.seed, self.step = case_id, how.seed, 0
         self._moves = getattr(self.objective, "moves", "parameters")
-        self._movable = movable(network, how.parameters, self._moves)
-        inputs = as_inputs(image, next(iter((self._movable or dict(network.named_parameters())).values())))
-        if self._moves == "input":
-            self._movable = dict(self.objective.prompt(network, inputs))  # type: ignore[attr-defined]
+        self._movable = tensors_of(network) if self._moves == "anything" else dict(select(network, how.parameters))
+        inputs = as_inputs(image, next(iter(self._movable.values())))
         self.parameters = {name: t for name, t in self._movable.items() if isinstance(t, nn.Parameter)}
         self.learning_rate = how.rate(self.objective)
         self.active: frozenset[str] | None = None
@@ -80,11 +78,11 @@ class Episode:
         )
 
     def _check_micro_batches(self) -> None:
-        whole = self._moves == "statistics" or depends_on_batch(self.network, self.how.batch_statistics)
+        whole = depends_on_batch(self.network, self.how.batch_statistics)
         if whole and len(self._forwards.chunks(self.inputs)) > 1:
             raise BadInput(
-                "micro-batches would change the batch statistics of BatchNorm, and so the step; use max_slices=None, "
-                "or an objective that moves parameters with batch_statistics='source'"
+                "micro-batches would change the batch statistics of BatchNorm, and so the step; use max_slices=None or "
+                "batch_statistics='source'"
             )
 
     # ---- the loan ----
@@ -148,12 +146,13 @@ class Episode:
     def advance(self, *, last: bool = False) -> Signals:
         """Make update k, predict M_k, and return its signals; ``last`` lets the prediction run in inference mode."""
         if self._loan is None:
-            raise BadInput("the network is not on loan; advance() works inside 'with Episode(...) as episode:'")
+            raise BadInput("advance() works only inside 'with Episode(...) as episode:'")
         began = time.perf_counter()
         self.step += 1
         self._seed()
         if self._update is None:
-            if use_statistics(self.network, self.how.batch_statistics, self.how.blend_prior):
+            if self.how.batch_statistics == "batch":
+                use_batch_statistics(self.network)
                 self._forwards.drop_graph()
             self._update = self.objective.begin(self)
         self.clear_gradients()
@@ -313,8 +312,8 @@ class Episode:
             return {name: tensor.detach() for name, tensor in self._movable.items()}
         if not self.how.keep_parameters or step > self.step:
             raise BadInput(
-                f"step {step} cannot be shrunk now: {self.step} updates were made and only the last is kept; "
-                "shrink it before the next advance(), or use keep_parameters=True"
+                f"step {step} cannot be interpolated now: {self.step} updates were made and only the last is kept; "
+                "interpolate it before the next advance(), or use keep_parameters=True"
             )
         kept = self.record.parameters[step]
         return {name: torch.as_tensor(kept[name]).to(tensor) for name, tensor in self._movable.items()}
@@ -330,7 +329,8 @@ def as_inputs(image: Tensor | NDArray[Any], like: Tensor) -> Tensor:
     batch = torch.as_tensor(image).to(like.device, like.dtype)
     if batch.ndim not in (4, 5) or not batch.numel():
         raise BadInput(
-            f"an image is (n, channel, rows, columns) or (n, channel, slices, rows, columns), got {tuple(batch.shape)}"
+            f"an image must be (n, channel, rows, columns) or (n, channel, slices, rows, columns), got "
+            f"{tuple(batch.shape)}"
         )
     if batch.is_inference():  # made inside torch.inference_mode(): no gradient may pass it
         with torch.inference_mode(False):
@@ -350,6 +350,6 @@ def as_batch(image: NDArray[Any], network: nn.Module) -> Tensor:
     if batch.ndim == 4 and axes == 2:
         return batch.transpose(0, 1).contiguous()
     raise BadInput(
-        f"a {axes}-D network takes an image (channel, {'slices, ' if axes == 3 else ''}rows, columns), "
+        f"a {axes}-D network needs an image (channel, {'slices, ' if axes == 3 else ''}rows, columns), "
         f"got shape {tuple(batch.shape)}"
     )

@@ -1,6 +1,6 @@
 """An episode without updates: M0, then one forward pass after the other, then the consensus of all of them.
 
-It has the interface of the gradient loop (:class:`~casewise.adapt.episode.Episode`), so a judge sees no difference. A
+It has the interface of the gradient loop (:class:`~casewise.adapt.episode.Episode`), so a judge can use either. A
 state is the mask of a forward pass: of a view, of another model, or of tuned weights.
 """
 
@@ -18,13 +18,12 @@ from torch import Tensor
 
 from casewise.adapt.adaptation import Adaptation
 from casewise.adapt.backbones import Backbone, OwnPrediction, Pipeline
-from casewise.adapt.consensus import Ballots, Mean, balanced_entropy, intent_weights, medoid, vote
+from casewise.adapt.consensus import Mean, balanced_entropy, intent_weights, medoid, vote
 from casewise.adapt.proposers import PreparedCase
 from casewise.adapt.recording import Prediction, Recording
 from casewise.adapt.snapshot import restored
 from casewise.core.errors import BadInput, Mismatch, NotFinite
 from casewise.core.records import Mask, Signals, Trajectory
-from casewise.measure.masks import weighted_labels
 from casewise.measure.signals.agreement import agreement
 
 
@@ -78,8 +77,7 @@ class ForwardEpisode:
         self._source, self._source_weight = case.source or pipeline.source, source_weight
         self._look = case.before_forward or (lambda: None)
         self._mean = Mean()
-        self._ballots = Ballots(self.head) if how.save_probabilities or how.consensus == "intent" else None
-        self._entropies: list[float] = []
+        self._unweighted: list[tuple[float, Tensor]] = []  # intent: balanced entropy and probabilities in 255ths
         self._loan: ExitStack | None = None
 
     @property
@@ -98,7 +96,7 @@ class ForwardEpisode:
             began = time.perf_counter()
             mask, shares = self._source()
             if not torch.isfinite(shares.sum()):  # finite only where every term is, and cheap
-                raise NotFinite(f"the probabilities of M0 of case {self.case_id} are not finite; look at the image")
+                raise NotFinite(f"the probabilities of M0 of case {self.case_id} are not finite; check the image")
             self._shape = shares.shape
             self._keep(mask, shares, began, None)
             self._take(mask, shares, self._source_weight)
@@ -123,11 +121,13 @@ class ForwardEpisode:
     def advance(self, *, last: bool = False) -> Signals:
         """Make the next forward pass, or the consensus after the last one, and return its signals."""
         if self._loan is None:
-            raise BadInput("the network is not on loan; advance() works inside 'with proposer.propose(...) as states:'")
+            raise BadInput("advance() works only inside 'with proposer.propose(...) as states:'")
         began = time.perf_counter()
         if self.step == len(self.passes):
             if self.running:
-                raise BadInput(f"case {self.case_id} has {len(self.passes)} candidates, one more was asked for")
+                raise BadInput(
+                    f"case {self.case_id} has {len(self.passes)} candidates, the controller asked for one more"
+                )
             return self._form_consensus(began)
         self._look()
         one = self.passes[self.step]
@@ -163,11 +163,10 @@ class ForwardEpisode:
 
     def _take(self, mask: Mask, shares: Tensor, weight: float) -> None:
         """Count a forward pass for the consensus."""
-        if self._ballots is not None:
-            self._ballots.add(shares, mask)
         if self.consensus == "intent":
-            self._entropies.append(balanced_entropy(_entropy(shares, self.head).reshape(mask.shape), mask))
-        if self.consensus in ("mean", "weighted"):
+            entropy = balanced_entropy(_entropy(shares, self.head).reshape(mask.shape), mask)
+            self._unweighted.append((entropy, shares.mul(255).round_().to(torch.uint8)))
+        elif self.consensus == "mean":
             self._mean.add(shares, weight)
 
     def _keep(self, mask: Mask, shares: Tensor, began: float, more: Mapping[str, float] | None) -> Signals:
@@ -187,19 +186,17 @@ class ForwardEpisode:
         masks, count = [self.record.masks[place] for place in used], {"readings": float(len(used))}
         if len(used) == 1:  # nothing but M0 was left
             return self._keep_mask(masks[0], began, count)
-        if self.consensus in ("mean", "weighted"):
-            mean = self._mean.value
-            return self._keep(self.pipeline.mask(mean), mean, began, count)
         if self.consensus == "vote":
             return self._keep_mask(vote(masks), began, count)
         if self.consensus == "medoid":
             place = medoid(masks)
             return self._keep_mask(masks[place], began, {**count, "medoid": float(used[place])})
-        assert self._ballots is not None  # consensus "intent"
-        voxels, intent = _disputed(masks), masks[0].copy()
-        shares = self._ballots.on(voxels)
-        intent.reshape(-1)[voxels] = weighted_labels(shares, intent_weights(self._entropies), self.head)
-        return self._keep_mask(intent, began, count)
+        if self.consensus == "intent":
+            weights = intent_weights([entropy for entropy, _ in self._unweighted])
+            for weight, (_, shares) in zip(weights, self._unweighted, strict=True):
+                self._mean.add(shares.float() / 255, float(weight))
+        mean = self._mean.value
+        return self._keep(self.pipeline.mask(mean), mean, began, count)
 
     def _keep_mask(self, mask: Mask, began: float, more: Mapping[str, float]) -> Signals:
         """Record a mask without probabilities: entropy and confidence are not computable."""
@@ -212,7 +209,7 @@ class ForwardEpisode:
     def shrink(self, step: int, alpha: float) -> Mask:
         """Refuse: no weights move, so there is nothing to interpolate."""
         raise BadInput(
-            f"{self.how.objective} moves no weights, so state {step} cannot be shrunk by {alpha:g}; deploy it as it is"
+            f"{self.how.objective} changes no weights, so state {step} has no weaker form; deploy it as it is"
         )
 
     @property
@@ -220,19 +217,7 @@ class ForwardEpisode:
         """Everything so far."""
         made_by = f"{self.how.objective} consensus={self.consensus}"
         found = self.record.trajectory(self.case_id, made_by, self.how.seed, with_entropies=False)
-        whole = self.step >= len(self.passes) and not self.left_out
-        keeps = self.how.save_probabilities and self._ballots is not None and whole
-        return replace(
-            found,
-            ballots=self._ballots.on(_disputed(found.masks)) if keeps and self._ballots else None,
-            rungs=self.rungs[: self.step],
-            left_out=dict(self.left_out),
-        )
-
-
-def _disputed(masks: Sequence[Mask]) -> np.ndarray:
-    """Return the flat positions at which any mask differs from the first."""
-    return np.flatnonzero(np.any([mask != masks[0] for mask in masks[1:]], axis=0))
+        return replace(found, rungs=self.rungs[: self.step], left_out=dict(self.left_out))
 
 
 def _entropy(shares: Tensor, head: str) -> np.ndarray:

@@ -42,7 +42,7 @@ class Forwards:
         before_forward: Callable[[], None] | None = None,  # may raise to stop the case, e.g. when its time is up
     ) -> None:
         if head is not None and head not in HEADS:
-            raise BadInput(f"head is 'softmax', 'sigmoid' or None, got '{head}'")
+            raise BadInput(f"head must be 'softmax', 'sigmoid' or None, got '{head}'")
         self.inputs, self.head, self.classes = inputs, head or "", 0
         self._moving = moving
         self._run: Forward = forward or (lambda given: at_resolution(logits_of(network(given)), given.shape[2:]))

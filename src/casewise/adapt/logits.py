@@ -64,9 +64,7 @@ def at_resolution(logits: Tensor, space: Sequence[int]) -> Tensor:
     if tuple(logits.shape[2:]) == tuple(space):
         return logits
     if logits.ndim - 2 != len(space):
-        raise BadInput(
-            f"logits of shape {tuple(logits.shape)} do not fit a mask of shape {tuple(space)}; pass forward="
-        )
+        raise BadInput(f"logits {tuple(logits.shape)} do not fit a mask of shape {tuple(space)}; pass forward=")
     return functional.interpolate(logits, size=tuple(space), mode=_MODES[len(space)], align_corners=False)
 
 
@@ -75,8 +73,8 @@ def check_finite(logits: Tensor, where: str) -> Tensor:
     if not torch.isfinite(logits.detach().sum()) and not torch.isfinite(logits).all():
         bad = int((~torch.isfinite(logits)).sum())
         raise NotFinite(
-            f"{bad} of {logits.numel()} logits are NaN or infinite {where}; lower the learning rate or look at the "
-            "image; the network was given back untouched"
+            f"{bad} of {logits.numel()} logits are NaN or infinite {where}; lower the learning rate or check the "
+            f"image; the network was restored"
         )
     return logits
 

@@ -22,7 +22,7 @@ class Model:
     Args:
         spec: Model folder (nnU-Net, Hugging Face, MONAI), hub id, or ``package.module:factory``.
         weights: Weights file for a factory or a MONAI ``network.json``.
-        folds: Folds of an nnU-Net; default: all that are there.
+        folds: Folds of an nnU-Net; default: all existing ones.
         checkpoint: Name of the checkpoint of an nnU-Net.
         device: ``"cpu"``, ``"cuda"`` or ``"mps"``.
         step_size: Step of nnU-Net's sliding window.
@@ -61,8 +61,8 @@ class Model:
             )
         if not isinstance(self.spec, str):
             raise BadInput(
-                f"a Model names a folder, a hub id or package.module:factory, got {type(self.spec).__name__}; pass a "
-                "network itself to guard, fit or Deployment"
+                f"a Model must name a folder, a hub id or package.module:factory, got {type(self.spec).__name__}; pass "
+                "a network itself to guard, fit or Deployment"
             )
 
     def load(self) -> Backbone:
@@ -101,7 +101,7 @@ def as_model(model: Any) -> Model | Backbone:
     if isinstance(model, Backbone):
         return model
     raise BadInput(
-        f"a model is an nn.Module, a folder, a hub id, a casewise.Model or a backbone, got {type(model).__name__}"
+        f"a model must be an nn.Module, folder, hub id, casewise.Model or backbone, got {type(model).__name__}"
     )
 
 

@@ -50,13 +50,9 @@ class Modulated:
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:
-            raise BadInput(f"a modulation is one of {', '.join(MODES)}, got '{self.mode}'")
+            raise BadInput(f"a modulation must be one of {', '.join(MODES)}, got '{self.mode}'")
         if not isinstance(self.objective, Objective):
             raise BadInput(f"a modulation needs an objective with begin(subject), got {type(self.objective).__name__}")
-        if self.moves == "input":
-            raise BadInput(
-                f"{type(self.objective).__name__} moves its input, no parameters; use it without a modulation"
-            )
         if self.mode in _ENTROPY and not getattr(self.objective, "entropy_weighted", True):
             raise BadInput(
                 f"{self.mode} weighs an entropy term, which {type(self.objective).__name__} does not have; use the "

@@ -16,9 +16,8 @@ Every objective must follow three rules:
 - random numbers come from ``subject.generator(salt)``.
 
 Two attributes are optional. ``learning_rate`` is the default rate, which ``run_episode(learning_rate=...)`` overrides.
-``moves`` says what may change: "parameters" (the selected ones, the default), "statistics" (running means and variances
-of BatchNorm layers), "input" (parameters in front of the network, which ``prompt(network, inputs)`` returns by name) or
-"anything" (the whole network is saved, and updates run in its original training modes).
+``moves`` says what may change: "parameters" (the selected ones, the default) or "anything" (the whole network is saved,
+and updates run in its original training modes).
 
 :class:`TentStyle` wraps objects with ``forward_and_adapt`` and ``reset``, the form of most published code.
 """
@@ -109,7 +108,7 @@ class Adaptable(Protocol):
 
 @runtime_checkable
 class Objective(Protocol):
-    """Says what one update is."""
+    """Defines one update."""
 
     def begin(self, subject: Adaptable) -> Update:
         """Prepare one case; the returned function makes one update."""
@@ -127,8 +126,8 @@ def as_objective(objective: Any) -> Objective:
     if inspect.isfunction(objective):
         got = f"{objective.__name__}({', '.join(inspect.signature(objective).parameters)})"
     raise BadInput(
-        "a method is a function (network, image) that returns a list of masks, a function (subject) that returns a "
-        "function for one update, an object with begin(subject), or one with forward_and_adapt and reset; got "
+        "a method must be a function (network, image) that returns a list of masks, a function (subject) that returns "
+        "a function for one update, an object with begin(subject), or one with forward_and_adapt and reset; got "
         f"{got}; see docs/how-to/own-method.md"
     )
 
@@ -174,7 +173,7 @@ class TentStyle:
     def begin(self, subject: Adaptable) -> Update:
         held = getattr(self.wrapped, "model", subject.network)
         if held is not subject.network:
-            raise BadInput("the object adapts another network than the one that was given; pass its own .model")
+            raise BadInput("the object adapts another network; pass its own .model")
         self.wrapped.reset()
         arguments = _arguments(self.wrapped)
 

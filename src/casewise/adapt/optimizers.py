@@ -18,27 +18,22 @@ from casewise.core.errors import UnknownName
 OPTIMIZERS = ("adam", "sgd", "sgd-momentum")
 
 
-def check_optimizer(name: str) -> None:
-    """Refuse a name that :func:`optimizer_of` does not know."""
-    if name not in OPTIMIZERS:
-        raise UnknownName(f"no optimizer is called '{name}'. Known: {', '.join(OPTIMIZERS)}")
-
-
 def optimizer_of(subject: Adaptable, name: str) -> torch.optim.Optimizer:
     """Return a new optimizer over all parameters of the case; it does not move parameters without a gradient.
 
     ``adam`` has default betas and no weight decay (A6), ``sgd`` no momentum, ``sgd-momentum`` 0.9.
     """
-    check_optimizer(name)
+    if name not in OPTIMIZERS:
+        raise UnknownName(f"no optimizer is called '{name}'. Known: {', '.join(OPTIMIZERS)}")
     if name == "adam":
         return torch.optim.Adam(subject.parameters.values(), lr=subject.learning_rate)
     momentum = 0.9 if name == "sgd-momentum" else 0.0
     return torch.optim.SGD(subject.parameters.values(), lr=subject.learning_rate, momentum=momentum)
 
 
-def descent(subject: Adaptable, loss: ChunkLoss, name: str = "adam") -> Update:
+def descent(subject: Adaptable, loss: ChunkLoss) -> Update:
     """Return updates that step down the gradient of one loss, and report it."""
-    optimizer = optimizer_of(subject, name)
+    optimizer = optimizer_of(subject, "adam")
 
     def update() -> Mapping[str, float]:
         value = subject.backward(loss)
@@ -85,9 +80,7 @@ def gradients(subject: Adaptable) -> dict[str, Tensor]:
 
 def norm(values: Values) -> float:
     r"""Return the Euclidean norm over all tensors, :math:`\sqrt{\sum_i v_i^2}`."""
-    return float(
-        torch.sqrt(sum((value.double().square().sum() for value in values.values()), torch.zeros(()).double()))
-    )
+    return float(torch.sqrt(sum((one.double().square().sum() for one in values.values()), torch.zeros(()).double())))
 
 
 def cosine(first: Values, second: Values) -> float:

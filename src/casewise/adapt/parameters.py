@@ -3,9 +3,9 @@
 Parameters are selected by a word (``all-norm``, ``decoder-norm``, ``encoder-norm``, ``all``) or by names and patterns
 such as ``"encoder.stages.0.*"``, several with commas. Normalization layers are found by type, not by name.
 
-BatchNorm has three modes. ``source``: the running statistics of training, so that M0 and M_k differ by the update
-alone. ``batch``: mean and variance of the case, with gradients through them (the published TENT). ``blend``: between
-the two, without gradients through them (Schneider et al., NeurIPS 2020; MEMO). Other layers normalize each sample.
+BatchNorm has two modes. ``source``: the running statistics of training, so that M0 and M_k differ by the update alone.
+``batch``: mean and variance of the case, with gradients through them (the published TENT). Other layers normalize each
+sample.
 """
 
 from __future__ import annotations
@@ -21,8 +21,6 @@ from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
-from casewise.adapt.adaptation import PRIOR
-from casewise.adapt.snapshot import tensors_of
 from casewise.core.errors import BadInput, NothingToAdapt
 
 Selection = str | Sequence[str]
@@ -76,24 +74,13 @@ def statistics(network: nn.Module) -> dict[str, Tensor]:
     return found
 
 
-def movable(network: nn.Module, selection: Selection, moves: str) -> dict[str, Tensor]:
-    """Return the tensors that an objective may move, by name; ``moves`` is explained in adapt/objective.py."""
-    if moves == "input":
-        return {}
-    if moves == "statistics":
-        return statistics(network)
-    if moves == "anything":
-        return tensors_of(network)
-    return dict(select(network, selection))
-
-
 def _norm_parameters(network: nn.Module, selection: str) -> set[str]:
     layers = list(norm_layers(network))
     if selection != "all-norm":
         if not any(in_decoder(name) for name, _ in network.named_modules()):
             raise NothingToAdapt(
                 f"no module of {type(network).__name__} is called a decoder, an up path or a head, so '{selection}' "
-                "cannot be told from its names; pass patterns of parameter names instead"
+                "cannot be found by name; pass patterns of parameter names"
             )
         layers = [(name, layer) for name, layer in layers if in_decoder(name) == (selection == "decoder-norm")]
     ids = {id(parameter) for _, layer in layers for parameter in layer.parameters(recurse=False)}
@@ -125,26 +112,10 @@ def depends_on_batch(network: nn.Module, mode: str) -> bool:
     return any(mode != "source" or layer.running_mean is None for layer in layers)
 
 
-def use_statistics(network: nn.Module, mode: str, prior: float = PRIOR) -> bool:
-    """Switch every BatchNorm layer to a mode; return True if a layer changed."""
-    layers = _with_statistics(network)
-    if mode == "source" or not layers:
-        return False
-    for layer in layers:
-        layer.forward = _batch(layer) if mode == "batch" else _blend(layer, prior)  # type: ignore[method-assign, assignment]
-    return True
-
-
-def blended(layer: _BatchNorm, inputs: Tensor, prior: float) -> tuple[Tensor, Tensor]:
-    r"""Mix source and batch statistics: :math:`\mu = \frac{N}{N+n}\mu_s + \frac{n}{N+n}\mu_b`, and so the variance.
-
-    n is the number of samples in the batch, N = ``prior``; the batch variance is unbiased, as running variances are.
-    """
-    axes = [axis for axis in range(inputs.ndim) if axis != 1]
-    variance, mean = torch.var_mean(inputs.detach(), dim=axes, correction=1)
-    share = prior / (prior + len(inputs))
-    known_mean, known_variance = layer.get_buffer("running_mean"), layer.get_buffer("running_var")
-    return torch.lerp(mean, known_mean, share), torch.lerp(variance, known_variance, share)
+def use_batch_statistics(network: nn.Module) -> None:
+    """Let every BatchNorm layer use mean and variance of the batch, and keep its running ones."""
+    for layer in _with_statistics(network):
+        layer.forward = _batch(layer)  # type: ignore[method-assign, assignment]
 
 
 @contextmanager
@@ -172,11 +143,6 @@ def source_statistics(network: nn.Module) -> AbstractContextManager[None]:
     return _replaced(dict.fromkeys(_with_statistics(network)))
 
 
-def blending(network: nn.Module, prior: float = PRIOR) -> AbstractContextManager[None]:
-    """Return a context in which a forward writes the blend of each BatchNorm layer into its running statistics."""
-    return _replaced({layer: _blend(layer, prior, remember=True) for layer in _with_statistics(network)})
-
-
 def blending_by(network: nn.Module, share: float) -> AbstractContextManager[None]:
     """Return a context in which BatchNorm layers use (1 - share) of the source's statistics and share of the input's.
 
@@ -184,9 +150,7 @@ def blending_by(network: nn.Module, share: float) -> AbstractContextManager[None
     """
     layers = _with_statistics(network)
     if not layers:
-        raise BadInput(
-            "statistics(share) mixes the statistics of BatchNorm, and this network has no such layer; use other views"
-        )
+        raise BadInput("statistics(share) mixes statistics of BatchNorm, and this network has none; use other views")
     return _replaced({layer: _mixed(layer, share) for layer in layers})
 
 
@@ -227,16 +191,5 @@ def _grouped_where_faster(layer: _InstanceNorm) -> Callable[[Tensor], Tensor]:
 def _batch(layer: _BatchNorm) -> Callable[[Tensor], Tensor]:
     def forward(inputs: Tensor) -> Tensor:
         return functional.batch_norm(inputs, None, None, layer.weight, layer.bias, training=True, eps=layer.eps)
-
-    return forward
-
-
-def _blend(layer: _BatchNorm, prior: float, *, remember: bool = False) -> Callable[[Tensor], Tensor]:
-    def forward(inputs: Tensor) -> Tensor:
-        mean, variance = blended(layer, inputs, prior)
-        if remember:
-            layer.get_buffer("running_mean").copy_(mean)
-            layer.get_buffer("running_var").copy_(variance)
-        return functional.batch_norm(inputs, mean, variance, layer.weight, layer.bias, eps=layer.eps)
 
     return forward

@@ -77,7 +77,7 @@ def restored(network: nn.Module, changing: Collection[str] | None = None) -> Ite
     touched = [*(name for name in moved if name not in allowed), *(replaced if changing is not None else ())]
     if touched:
         raise MovedUnselected(
-            f"the objective moved {', '.join(touched[:3])}, which were not selected; they were restored, but the "
+            f"the objective changed {', '.join(touched[:3])}, which were not selected; they were restored, but the "
             "predictions are not valid; select them (parameters='all'), or change only selected parameters, in place"
         )
 
@@ -86,9 +86,7 @@ def check_loadable(tensors: Mapping[str, Tensor]) -> None:
     """Refuse weights that cannot be adapted: those of lazy layers, and those made in inference mode."""
     lazy = [name for name, tensor in tensors.items() if nn.parameter.is_lazy(tensor)]
     if lazy:
-        raise BadInput(
-            f"{', '.join(lazy[:3])} belong to lazy layers and have no shape yet; run the network once on an image first"
-        )
+        raise BadInput(f"{', '.join(lazy[:3])} belong to lazy layers without a shape; run the network once on an image")
     frozen = [name for name, tensor in tensors.items() if tensor.is_inference()]
     if frozen:
         raise BadInput(
@@ -175,7 +173,7 @@ class _Structure:
         """Put everything back.
 
         Returns:
-            What had been replaced or set anew and changes what the module computes: parameters, layers, settings.
+            Parts that were replaced or set and that change the output of the module: parameters, layers, settings.
         """
         changed = self._changed()
         for value, content in self.nested:

@@ -1,7 +1,7 @@
-"""A stream of cases: weights and the state of an objective are carried from case to case, as continual methods want.
+"""A stream of cases: weights and the state of an objective are carried from case to case, as in continual adaptation.
 
 M0 of every case is predicted with the source weights, so that each case can be judged alone and rolled back. The
-stream itself goes on as its paper describes; a rollback changes the mask that is deployed, not the stream.
+stream itself continues as in its paper; a rollback changes the mask that is deployed, not the stream.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ class CaseStream:
 
     def __init__(self, network: Backbone | nn.Module, how: Adaptation) -> None:
         if not how.is_gradient:
-            raise BadInput(f"{how.objective} makes no updates, so nothing is carried from case to case; use reset=case")
+            raise BadInput(
+                f"{how.objective} makes no updates, so there are no weights to carry from case to case; use reset=case"
+            )
         self.network, self.how = network, how
         self._episode: Episode | None = None
 

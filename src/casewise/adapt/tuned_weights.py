@@ -5,7 +5,7 @@
       fold-0.safetensors    the changed tensors, float32; the metadata name the model, the tuning and the patients
       fold-3.failed.json    a fold whose training failed, with the reason; its patients keep M0
 
-Files of this kind are written by ``casewise.learn``; nothing here sees a label.
+Files of this kind are written by ``casewise.learn``; no function here takes a label.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class TunedWeights:
 
     @classmethod
     def read(cls, path: Path) -> TunedWeights:
-        """Read what :meth:`write` wrote; nothing in the file is run.
+        """Read a file of :meth:`write`; nothing in the file is run.
 
         Raises:
             BadInput: The file is damaged, or holds something else.
@@ -90,7 +90,7 @@ class TunedWeights:
                 said[name] = tuple(map(str, said[name]))
             return cls(values, **said)
         except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
-            raise BadInput(f"{path.name} holds no tuned weights ({error}); fit again, or restore the file") from error
+            raise BadInput(f"{path.name} has no tuned weights ({error}); fit again, or restore the file") from error
 
 
 def mean_weights(folds: Sequence[TunedWeights]) -> TunedWeights:

@@ -1,18 +1,18 @@
-"""What an archive looks like on disk (schema 3).
+"""Layout of an archive on disk (schema 3).
 
     ARCHIVE/
-      manifest.json             schema, what produced each ladder, horizon, configuration, software; the sealed cases
+      manifest.json             schema, origin of each ladder, horizon, configuration, software; the sealed cases
       cases/<id>/entry.json     the case: group, cluster, split, geometry, seed, sha256 of every file and every mask
       cases/<id>/signals.parquet    one row for each state: step, shrink, then the label-free signals
       cases/<id>/masks.npz      M0 whole, as runs; every other state as a sparse difference from M0
       cases/<id>/label.npz      optional, apart from everything that a controller may see
-      cases/<id>/extras.npz     optional arrays where any state differs from M0: entropies, ballots of readings
+      cases/<id>/extras.npz     optional arrays where any state differs from M0: entropies
       cases/<id>/ladder-<name>/     one more ladder of the case: entry.json, signals.parquet, masks.npz without M0, ...
       .lock                     held while the manifest is read, changed and written
-      cache/                    derived tables, named by the hash of what they were derived from; may be deleted
+      cache/                    derived tables, named by the hash of their source; may be deleted
 
 The files of a case itself hold M0 and, where the archive has one, the unnamed ladder. A case, and each named ladder of
-it, is written into a folder ``.new-...`` and renamed, so it is there completely or not at all.
+it, is written into a folder ``.new-...`` and renamed, so it exists completely or not at all.
 
 Arrays are stored as .npz without pickle; an array that would not fit in memory is refused before it is opened.
 """
@@ -46,7 +46,7 @@ SCHEMA = 3
 MANIFEST, CASES, CACHE, LOCK = "manifest.json", "cases", "cache", ".lock"
 ENTRY, SIGNALS, MASKS, LABEL, EXTRAS = "entry.json", "signals.parquet", "masks.npz", "label.npz", "extras.npz"
 HALF_WRITTEN, LADDER = ".new-", "ladder-"
-ON_D, BALLOTS = "on_d:", "ballots"
+ON_D = "on_d:"
 LARGEST_MASK = 2**32  # voxels; 1,600 cubed
 
 
@@ -124,9 +124,9 @@ def compact_mask(mask: Mask) -> Mask:
     if mask.dtype in (np.uint8, np.bool_):
         return np.ascontiguousarray(mask).view(np.uint8)
     if mask.dtype.kind not in "ui":
-        raise BadInput(f"a mask holds integers or booleans, got {mask.dtype}; take the argmax or threshold first")
+        raise BadInput(f"a mask must have integers or booleans, got {mask.dtype}; take the argmax or threshold first")
     if mask.size and (mask.min() < 0 or mask.max() > 65535):
-        raise BadInput(f"labels must lie in 0..65535, got {mask.min()}..{mask.max()}; map void labels to 255")
+        raise BadInput(f"labels must be from 0 to 65535, got {mask.min()}..{mask.max()}; map void labels to 255")
     return np.ascontiguousarray(mask, dtype=np.uint8 if not mask.size or mask.max() < 256 else np.uint16)
 
 
@@ -235,7 +235,7 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text())
     except FileNotFoundError:
-        raise DamagedArchive(f"{path} is missing; is {path.parent} an archive? Record or import one") from None
+        raise DamagedArchive(f"{path} is missing; {path.parent} may not be an archive; record or import one") from None
     except (ValueError, OSError) as error:
         raise DamagedArchive(f"{path} cannot be read as JSON ({error}); restore it or record the case again") from error
     if not isinstance(content, dict):
@@ -262,7 +262,7 @@ def measure_options(words: str) -> dict[str, Any]:
             "connectivity": said["connectivity"],
         }
     except (KeyError, ValueError):
-        raise BadInput(f"a measure says min_area, foreground and connectivity, got {words!r}") from None
+        raise BadInput(f"a measure must have min_area, foreground and connectivity, got {words!r}") from None
 
 
 LARGEST_BYTES = 16 << 30
@@ -275,7 +275,7 @@ def packed(arrays: Mapping[str, NDArray[Any]]) -> bytes:
     """The bytes of a compressed .npz; equal arrays give equal bytes."""
     for name, array in arrays.items():
         if array.dtype.hasobject:
-            raise UnsafeInput(f"array {name!r} holds Python objects, which only pickle could store; give numbers")
+            raise UnsafeInput(f"array {name!r} has Python objects; an archive stores only numbers")
     buffer = io.BytesIO()
     named: dict[str, Any] = dict(arrays)
     np.savez_compressed(buffer, **named)

@@ -1,4 +1,4 @@
-"""The manifest of an archive: what made each ladder, and whether a run may continue it."""
+"""The manifest of an archive: the origin of each ladder, and whether a run may continue it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from casewise.core.records import Binding
 
 
 def named_ladders(manifest: Mapping[str, Any]) -> tuple[str, ...]:
-    """The ladders that it names; the empty name is that of an archive with one only."""
+    """Names of the ladders; an archive with a single unnamed ladder has the empty name."""
     unnamed = ("",) if "binding" in manifest else ()
     return unnamed + tuple(manifest.get("ladders", {}))
 
@@ -28,7 +28,7 @@ def named_ladders(manifest: Mapping[str, Any]) -> tuple[str, ...]:
 def made_by(binding: Binding, steps: int, configuration: Mapping[str, Any]) -> dict[str, Any]:
     """Return the facts of one ladder for the manifest."""
     if steps < 1:
-        raise BadInput(f"an archive holds at least one step for each case, got {steps}")
+        raise BadInput(f"an archive must have at least one step for each case, got {steps}")
     return {
         "binding": asdict(binding),
         "steps": steps,
@@ -39,7 +39,7 @@ def made_by(binding: Binding, steps: int, configuration: Mapping[str, Any]) -> d
 def _plain(value: Any) -> Any:
     if isinstance(value, np.generic):
         return value.item()
-    raise BadInput(f"a configuration holds plain JSON values, got {type(value).__name__}: {value!r}")
+    raise BadInput(f"a configuration must have plain JSON values, got {type(value).__name__}: {value!r}")
 
 
 PACKAGES = ("casewise", "numpy", "scipy", "torch", "nnunetv2", "monai", "transformers")
@@ -65,13 +65,13 @@ def check_same(path: Path, there: Mapping[str, Any], asked: Mapping[str, Any]) -
         settings = "; ".join(_changed(_compared(there), _compared(asked)))
         raise Mismatch(
             f"{path} holds an archive that was made with another {', '.join(differing)}"
-            f"{f' ({settings})' if settings else ''}; choose another folder, or repeat the first run's options to go "
-            "on with it"
+            f"{f' ({settings})' if settings else ''}; choose another folder, or repeat the first run's options "
+            f"to continue it"
         )
 
 
 def _changed(there: Mapping[str, Any], asked: Mapping[str, Any]) -> Iterator[str]:
-    """Each setting that differs, with both values; of nested settings only those that do."""
+    """Return each setting that differs, with both values; nested settings are compared one by one."""
     for name in sorted({*there, *asked}):
         old, new = there.get(name), asked.get(name)
         if isinstance(old, Mapping) and isinstance(new, Mapping):
@@ -83,8 +83,8 @@ def _changed(there: Mapping[str, Any], asked: Mapping[str, Any]) -> Iterator[str
 def _compared(facts: Mapping[str, Any]) -> dict[str, Any]:
     """Settings that must be the same to continue a ladder.
 
-    The name of the image folder is left out: the same cases may lie elsewhere, and others may be added. Of views and
-    members also what says how updates are made is left out, which they never read.
+    The name of the image folder is left out: the cases may have moved, and others may be added. For views and members,
+    options of updates are left out, too.
     """
     configuration = facts["configuration"]
     unread = {"dataset"} | (OF_UPDATES if str(configuration.get("objective")).startswith(_READINGS) else set())

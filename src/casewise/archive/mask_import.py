@@ -58,7 +58,8 @@ def find_masks(masks: Path, labels: Path | None = None) -> tuple[Found, ...]:
     if len(horizons) > 1:
         few = min(found, key=lambda case: case.steps)
         raise BadInput(
-            f"cases have {sorted(horizons)} steps; case {few.id} ends at step {few.steps}. Give all the same"
+            f"cases have {sorted(horizons)} steps; case {few.id} ends at step {few.steps}. give all "
+            f"cases the same number"
         )
     return found
 
@@ -160,7 +161,7 @@ def _number(path: Path, name: str, text: str) -> float | None:
         return float(text) if text.strip() else None
     except ValueError:
         raise BadInput(
-            f"{path}: signal {name} holds {text!r}, which is no number; leave it blank where unknown"
+            f"{path}: signal {name} holds {text!r}, which is no number; leave the cell empty if it is unknown"
         ) from None
 
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
@@ -76,13 +75,13 @@ class Archive:
         views = {name: self.ladder(name) for name in ladders}
         if len(views) < 2:
             raise BadInput(
-                f"several ladders are read together, got {', '.join(ladders) or 'none'}; archive.ladder takes one"
+                f"joining needs at least two ladders, got {', '.join(ladders) or 'none'}; archive.ladder takes one"
             )
         for name, view in views.items():
             if lacking := [case_id for case_id in self._cases if case_id not in view.entries]:
                 raise BadInput(
-                    f"{len(lacking)} cases of {self.path} lack ladder {name!r} ({', '.join(lacking[:3])}); record it "
-                    "for them too: casewise record with the same --propose goes on where it stopped"
+                    f"{len(lacking)} cases of {self.path} lack ladder {name!r} ({', '.join(lacking[:3])}); record "
+                    f"it for them, too: casewise record with the same --propose continues"
                 )
         return replace(self, ladder_name=None, entries=self._cases, cases=self._cases, joined=tuple(views))
 
@@ -176,7 +175,7 @@ class Archive:
         if closed and not self.unlocked_by and any(self.entry(name).labelled for name in closed):
             raise Locked(
                 f"the labels of {len(closed)} evaluation cases of {self.path} are locked ({', '.join(closed[:3])}); "
-                f"say why they are read: casewise.judge.ledger.unlock(archive, purpose='...')"
+                f"state the purpose to read them: casewise.judge.ledger.unlock(archive, purpose='...')"
             )
 
     def entry(self, case_id: str) -> Entry:
@@ -188,7 +187,7 @@ class Archive:
         return self.entries[case_id]
 
     def masks(self, case_id: str, states: Collection[State] | None = None) -> dict[State, Mask]:
-        """Recorded masks of a case by state: all of them, or M0 and the states asked for."""
+        """Recorded masks of a case by state: all of them, or M0 and the given states."""
         known = self.entry(case_id).states
         states = None if states is None else [self._own(state) for state in states]
         wanted = range(len(known)) if states is None else sorted({0, *(known.index(state) for state in states)})
@@ -224,17 +223,7 @@ class Archive:
         """
         if layout.EXTRAS not in self.entry(case_id).files:
             return None
-        found = layout.decode_extras(unpacked(self._file(case_id, layout.EXTRAS)), self.masks(case_id))
-        return {name: values for name, values in found.items() if name != layout.BALLOTS} or None
-
-    def ballots(self, case_id: str) -> NDArray[np.uint8] | None:
-        """The probabilities of every reading of a ladder of views, in 255ths, or None where they were not kept.
-
-        (reading, class, voxel): reading 0 is M0; voxels are those at which any state differs from M0, in flat order.
-        """
-        if layout.EXTRAS not in self.entry(case_id).files:
-            return None
-        return unpacked(self._file(case_id, layout.EXTRAS)).get(layout.BALLOTS)
+        return layout.decode_extras(unpacked(self._file(case_id, layout.EXTRAS)), self.masks(case_id))
 
     def trajectory(self, case_id: str) -> Trajectory:
         """Return the recorded trajectory of a case."""
@@ -247,7 +236,6 @@ class Archive:
             shrunk={state: mask for state, mask in masks.items() if state.shrink},
             shrunk_signals={state: values for state, values in signals.items() if state.shrink},
             entropies=self.entropies(case_id),
-            ballots=self.ballots(case_id),
             **{name: getattr(entry, name) for name in _OF_TRAJECTORY},
         )
 
@@ -261,13 +249,13 @@ class Archive:
         return self._ladders[case_id]
 
     def observation(self, case_id: str, step: int) -> Observation:
-        """Return what a controller may see of a case after ``step`` updates."""
+        """Return the input of a controller for a case after ``step`` updates."""
         entry = self.entry(case_id)
         rungs = {"": entry.rungs}
         return Observation(case_id, entry.group, self._steps[case_id][: step + 1], entry.cluster, rungs=rungs)
 
     def whole_observation(self, case_id: str, ladders: Collection[str] | None = None) -> Observation:
-        """Return what a controller of several ladders may see: M0 and the candidates of all or some ladders."""
+        """Return the input of a controller of several ladders: M0 and the candidates of all or some ladders."""
         names = self.ladders if ladders is None else tuple(ladders)
         seen = {name: self._view(name)._steps[case_id] for name in names}
         source = next(iter(seen.values()))[:1]
@@ -390,7 +378,7 @@ def create_archive(
 
     Args:
         path: Folder of the archive.
-        binding: What makes the trajectories: model, objective, loader and measure.
+        binding: Origin of the trajectories: model, objective, loader and measure.
         steps: Number of updates or candidates of each case.
         configuration: Metric, min_area and other facts that reports print.
         ladder: Name of the ladder. A further ladder can be added to an archive of the same model, loader and measure;
@@ -440,9 +428,9 @@ def _created(path: Path, facts: dict[str, Any], ladder: str) -> Archive:
 
 
 def describe_cases(path: str | Path, cases: Iterable[Any]) -> tuple[str, ...]:
-    """Fill in group, cluster and split of recorded cases, where the archive does not know them yet.
+    """Fill in group, cluster and split of recorded cases, if the archive lacks them.
 
-    A person may add ``cases.csv`` after the first recording. What the archive knows already is never changed.
+    A person may add ``cases.csv`` after the first recording. Values that the archive already has are never changed.
 
     Args:
         path: An archive; nothing happens where there is none yet.
@@ -484,8 +472,8 @@ def check_archive_place(path: Path) -> None:
     found = sorted(one.name for one in (path / layout.CASES).glob("*") if not one.name.startswith(layout.HALF_WRITTEN))
     if found and not (path / layout.MANIFEST).exists():  # asked last: another writer makes it before its first case
         raise BadInput(
-            f"{path} has a folder {layout.CASES}/ with {found[0]} and no {layout.MANIFEST}, so it is no archive of "
-            "casewise; choose another folder with -o"
+            f"{path} has a folder {layout.CASES}/ with {found[0]} and no {layout.MANIFEST}, so it is not an "
+            f"archive; choose another folder with -o"
         )
 
 

@@ -80,7 +80,7 @@ def _content_problems(archive: Archive, folder: Path, entry: Entry, steps: int) 
         yield f"case {entry.id}: its candidates come from weights ({entry.fold}) that were trained on its own patient"
     moved = any(digest != entry.mask_sha256[str(State(0))] for digest in entry.mask_sha256.values())
     if entry.made_by.startswith("tuned") and not entry.trained_on and moved:
-        yield f"case {entry.id}: nothing says which patients trained the weights of its candidates"
+        yield f"case {entry.id}: the patients that trained the weights of its candidates are not recorded"
     for state, mask in masks.items():
         if mask.shape != entry.shape or layout.mask_sha256(mask) != entry.mask_sha256.get(str(state)):
             yield f"case {entry.id}: the mask of state {state} is not the one that was recorded"

@@ -69,11 +69,8 @@ def write_ladder(path: Path, case: Entry, trajectory: Trajectory) -> Entry:
 
 def _other_files(trajectory: Trajectory, masks: Mapping[State, Mask]) -> dict[str, bytes]:
     files = {layout.SIGNALS: _signals_parquet(trajectory.case_id, _signals(trajectory))}
-    extras = dict(trajectory.entropies or {})
-    if trajectory.ballots is not None:
-        extras[layout.BALLOTS] = trajectory.ballots
-    if extras:
-        files[layout.EXTRAS] = packed(layout.encode_extras(extras, masks))
+    if trajectory.entropies:
+        files[layout.EXTRAS] = packed(layout.encode_extras(trajectory.entropies, masks))
     return files
 
 

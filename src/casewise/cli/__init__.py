@@ -164,13 +164,13 @@ def main() -> None:
         _stop(f"this command needs {error.name}; pip install 'casewise[{extra}]'", 2)
     except OSError as error:
         if error.errno == errno.ENOENT and str(error.filename) in _named_files():
-            _stop(f"there is nothing at {error.filename}; name a file or folder that exists", 2)
+            _stop(f"{error.filename} does not exist; name an existing file or folder", 2)
         if error.errno not in DISK:
             raise
         where = f" ({error.filename})" if error.filename else ""
-        _stop(f"{DISK[error.errno]}{where}; what was finished is whole{_resuming()}", 2)
+        _stop(f"{DISK[error.errno]}{where}; finished cases are complete{_resuming()}", 2)
     if code == INTERRUPTED:
-        _stop(f"interrupted; what was finished is whole{_resuming()}", INTERRUPTED)
+        _stop(f"interrupted; finished cases are complete{_resuming()}", INTERRUPTED)
     sys.exit(code if isinstance(code, int) else 0)
 
 
@@ -178,19 +178,19 @@ INTERRUPTED = 130  # by Ctrl-C, as shells count it
 
 DISK = {
     errno.ENOSPC: "the disk is full: free some space",
-    errno.EDQUOT: "the quota of the disk is used up: free some space",
-    errno.EROFS: "the disk can only be read: choose another place",
-    errno.EACCES: "this may not be read or written by you: choose another place",
-    errno.EPERM: "this may not be changed by you: choose another place",
-    errno.EEXIST: "this is a file where a folder is needed: choose another place",
-    errno.ENOTDIR: "this is a file where a folder is needed: choose another place",
-    errno.EISDIR: "this is a folder where a file is needed: choose another place",
+    errno.EDQUOT: "the disk quota is used up: free some space",
+    errno.EROFS: "the disk is read-only: choose another place",
+    errno.EACCES: "you have no permission to read or write this: choose another place",
+    errno.EPERM: "you have no permission to change this: choose another place",
+    errno.EEXIST: "this is a file, and a folder is needed: choose another place",
+    errno.ENOTDIR: "this is a file, and a folder is needed: choose another place",
+    errno.EISDIR: "this is a folder, and a file is needed: choose another place",
     errno.ENAMETOOLONG: "this name is too long for the disk: choose a shorter one",
 }
 """Errors of the operating system that a user can correct, in words."""
 
-RESUME = dict.fromkeys(("record", "import", "bench"), "run the same command again to go on")
-RESUME["predict"] = "run the same command with --continue_prediction to go on"
+RESUME = dict.fromkeys(("record", "import", "bench"), "repeat the command to continue")
+RESUME["predict"] = "repeat the command with --continue_prediction to continue"
 
 
 def _named_files() -> set[str]:

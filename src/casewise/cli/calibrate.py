@@ -41,7 +41,7 @@ def calibrate(
         False, help="Use the full update in bucket mid, for archives without interpolated states."
     ),
     source_metric: float = setting(None, help="Metric of the model on its own data, to warn if it is much lower here."),
-    ladder: list[str] = typer.Option([], help="Which method, if the archive holds several; repeat to use several."),
+    ladder: list[str] = typer.Option([], help="Method to use, if the archive has several; repeat for several."),
     consensus: str = setting(None, help="Name of the candidate that combines the others."),
     allowed_hurt: float = typer.Option(0.1, help="default, choose: share of cases that may lose more than 0.01."),
     flag_below: float = typer.Option(None, help="Flag cases whose metric may be below this."),
@@ -79,18 +79,18 @@ def calibrate(
     file = write_policy(out or archive, made)
     for warning in caught:
         typer.echo(f"! {warning.message}", err=True)
-    words = [*in_words(made), *([] if kept is None else [f"the policy that was there is now {kept}"]), f"wrote {file}"]
+    words = [*in_words(made), *([] if kept is None else [f"the earlier policy was moved to {kept}"]), f"wrote {file}"]
     answer("\n".join(words), {"file": file, "previous": kept, **asdict(made)}, as_json=as_json)
 
 
 def _progress(what: str, done: int, total: int) -> None:
-    """One line that is written over, on a terminal only."""
+    """Show progress in one line that is overwritten, on a terminal only."""
     if sys.stderr.isatty():
         typer.echo(f"\r{what}: {done} of {total}\x1b[K{chr(10) * (done == total)}", err=True, nl=False)
 
 
 def _kept_previous(place: Path, made: Policy) -> Path | None:
-    """A policy that is there and says something else is moved aside, never overwritten."""
+    """Move an earlier, different policy aside instead of overwriting it."""
     from casewise.core.errors import CasewiseError
     from casewise.judge.policy import POLICY, read_policy
 

@@ -1,4 +1,4 @@
-"""``casewise certify``: a bound on the harm that is really deployed, and how many labels that needs."""
+"""``casewise certify``: a bound on the harm of the deployed masks, and the number of labels that it needs."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def certify(
     ),
     ladder: list[str] = typer.Option(
         [],
-        help="Which method, if the archive holds several; repeat to use several; default: that of the policy.",
+        help="Method to use, if the archive has several; repeat for several; default: that of the policy.",
     ),
     sample_size: bool = typer.Option(
         False, "--sample-size", help="Print how many labelled patients the bound needs; certify nothing."
@@ -58,12 +58,12 @@ def certify(
     ),
     p_value: str = setting("auto", help="ltt: p-value: auto, betting, hoeffding-bentkus or binomial."),
     low_mid: str = setting("envelope", help="envelope, or fixed if the low/mid cut comes from other cases."),
-    within: str = setting("mean", help="How the cases of one patient count: by their mean or their max."),
+    within: str = setting("mean", help="How cases of one patient are combined: mean or max."),
     population: str = setting("all", help="Region gate: all cases, or only scored ones."),
     evaluation: Path | None = setting(None, help="Labelled archive of other cases for the reliability diagram."),
     split: str | None = setting(None, help="Use only cases of this split; default: calibration."),
     consensus: str = setting(None, help="--policy default: name of the candidate that combines the others."),
-    force: bool = setting(False, help="Certify a policy that calibration called NO-GO."),
+    force: bool = setting(False, help="Certify a policy that calibration advised against (NO-GO)."),
     as_json: bool = AS_JSON,
 ) -> None:
     """Compute an upper bound on the harm of the masks that a policy deploys, and write a certificate.
@@ -86,7 +86,7 @@ def certify(
         _sample_size(alpha[0], delta, cases, as_json=as_json)
         return
     if archive is None:
-        raise BadInput("name the labelled calibration archive: casewise certify ARCHIVE (or ask --sample-size)")
+        raise BadInput("name the labelled calibration archive: casewise certify ARCHIVE (or use --sample-size)")
     place = out or archive
     _check_place(place)
     certificate, certified = certification.certify(
@@ -118,8 +118,8 @@ def _check_place(folder: Path) -> None:
         return  # one of casewise that a hand changed
     except CasewiseError:
         raise BadInput(
-            f"{folder} holds {', '.join(there)} and no certificate of casewise, so this run would replace files of "
-            "somebody else; choose another folder with --out"
+            f"{folder} has {', '.join(there)} that casewise did not write, and this run would replace them; "
+            f"choose another folder with --out"
         ) from None
 
 
@@ -158,30 +158,33 @@ def _summary(certificate: Certificate) -> str:
 
 
 def _sample_size(alpha: float, delta: float, cases: int | None, *, as_json: bool) -> None:
-    """How many labelled cases a certificate needs, and what the ones at hand can buy."""
+    """Print the number of labelled cases that a certificate needs, and the risks that the available ones can
+    certify."""
     from casewise.judge.certificates import risk_control as planning
 
     found = planning.plan(alpha, delta, cases)
     words = [
-        f"To promise a risk of at most {alpha:g} you need at least",
-        f"  {found.crc_cases:4d} labelled cases in expectation (CRC)",
-        f"  {found.ltt_cases:4d} labelled cases with probability {1 - delta:g} (LTT), if none of them shows any loss",
+        f"To promise a risk of at most {alpha:g} you need at least (count patients, not scans or frames)",
+        f"  {found.crc_cases:4d} labelled patients in expectation (CRC)",
+        f"  {found.ltt_cases:4d} with probability {1 - delta:g} (LTT, loss harmed, one case each), if none has a loss",
+        f"  {found.betting_cases:4d} the same for other losses, or with several cases each",
         f"  {found.default_cases:4d} with probability {1 - delta:g} where the labels also choose the design "
         "(certify --policy default: one half fits, the other tests)",
         *(["\n" + _reach(found)] if found.cases is not None else []),
-        f"\n  alpha   CRC   LTT (delta {delta:g})   LTT (delta 0.05)",
+        f"\n  alpha   CRC   LTT, harmed (delta {delta:g})   LTT, harmed (delta 0.05)",
     ]
     for level in planning.PLANNED:
         row = (planning.plan(level, delta), planning.plan(level, 0.05))
-        words.append(f"  {level:5.2f}  {row[0].crc_cases:4d}  {row[0].ltt_cases:15d}  {row[1].ltt_cases:16d}")
-    words.append("\nA case here is an independent one: count patients, not scans or frames.")
+        words.append(f"  {level:5.2f}  {row[0].crc_cases:4d}  {row[0].ltt_cases:23d}  {row[1].ltt_cases:24d}")
     answer("\n".join(words), asdict(found), as_json=as_json)
 
 
 def _reach(found: SampleSize) -> str:
-    lines = [f"Your {pluralize(found.cases or 0, 'case')} can promise"]
+    lines = [f"Your {pluralize(found.cases or 0, 'patient')} can promise"]
     lines.append(f"  alpha >= {found.crc_alpha:.3f} in expectation (CRC)")
-    lines.append(f"  alpha >= {found.ltt_alpha:.3f} with probability {1 - found.delta:g} (LTT), if none shows any loss")
-    crc = "infeasible" if found.crc_budget is None else f"the kept cases may lose {found.crc_budget:.2f} in total"
-    ltt = "infeasible" if found.ltt_budget is None else f"{found.ltt_budget} of {found.cases} kept cases may be harmed"
+    lines.append(
+        f"  alpha >= {found.ltt_alpha:.3f} with probability {1 - found.delta:g} (LTT, harmed), if none shows any loss"
+    )
+    crc = "infeasible" if found.crc_budget is None else f"they may lose {found.crc_budget:.2f} in total"
+    ltt = "infeasible" if found.ltt_budget is None else f"{found.ltt_budget} of {found.cases} may be harmed"
     return "\n".join([*lines, f"For alpha = {found.alpha:g}: CRC: {crc}; LTT: {ltt}."])

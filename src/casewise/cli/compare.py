@@ -46,7 +46,7 @@ def compare(
     good: float = typer.Option(
         0.7, help="A case is good if its metric is at least this; the page lists cases that are no longer good."
     ),
-    pictures: int = typer.Option(10, help="How many cases the page shows, the most suspicious first."),
+    pictures: int = typer.Option(10, help="Number of cases on the page, most suspicious first."),
     take_over: Path = typer.Option(
         None,
         help="Policy (casewise calibrate --policy update) that chooses the old or new mask by case; writes OUT/masks.",
@@ -70,9 +70,9 @@ def compare(
     ),
     holes: str = setting("volume", help="Holes enclosed within the volume, or within a slice."),
     certificate: Path = setting(None, help="With --take-over: certificate that must hold for the policy."),
-    method: str = setting("imported", help="With --take-over: what produced NEW, as named at casewise import."),
-    model: str = setting("imported", help="With --take-over: what produced OLD, as named at casewise import."),
-    force: bool = setting(False, help="With --take-over: follow a policy that calibration called NO-GO."),
+    method: str = setting("imported", help="With --take-over: method that made NEW, as named at casewise import."),
+    model: str = setting("imported", help="With --take-over: model that made OLD, as named at casewise import."),
+    force: bool = setting(False, help="With --take-over: use a policy that calibration advised against (NO-GO)."),
     engine: str = setting("local", help="Where cases run: local or ray."),
     address: str = setting(None, help="Address of a Ray cluster; default: start Ray on this machine."),
     as_json: bool = AS_JSON,
@@ -98,7 +98,7 @@ def compare(
         _about_plan(plan or Path("plan.toml"), write=new_plan, as_json=as_json)
         return
     if old is None or new is None or out is None:
-        raise BadInput("compare takes two folders and a place for the results: casewise compare OLD NEW -o OUT")
+        raise BadInput("compare needs two folders and an output folder: casewise compare OLD NEW -o OUT")
     check_place(out, (old, new, labels, images))
     with alone(out):
         for name in WRITTEN:  # nothing old may be taken for the outcome of this run
@@ -126,8 +126,8 @@ def compare(
             typer.echo(line)
     if plan is not None and cases is None and not as_json:
         typer.echo(
-            f"! no {UNIT[0]} is named, so the criteria count every case as one of its own; "
-            "where one has several scans, name them: --cases TABLE with the columns case and cluster",
+            f"! no {UNIT[0]} is named, so every case counts as one patient; if patients have several scans, name "
+            f"them: --cases TABLE with the columns case and cluster",
             err=True,
         )
     raise typer.Exit(code)
@@ -143,7 +143,7 @@ def _about_plan(plan: Path, *, write: bool, as_json: bool) -> None:
         if plan.exists():
             raise BadInput(f"{plan} exists; edit it, or name another file with --plan")
         write_durably(plan, TEMPLATE.encode())
-        answer(f"{plan}: edit it before you look at the new masks, then casewise compare --plan {plan} --how-many",
+        answer(f"{plan}: edit it before you look at the new masks, then run casewise compare --plan {plan} --how-many",
                {"plan": plan}, as_json=as_json)  # fmt: skip
         return
     read = read_plan(plan)
@@ -156,15 +156,16 @@ def _about_plan(plan: Path, *, write: bool, as_json: bool) -> None:
     needed, unknown = max(known, default=0), len(rows) - len(known)
     if unknown:
         lines.append(
-            f"No number can be given for the plan: {pluralize(unknown, 'criterion', 'criteria')} above has none."
+            f"The number of patients is unknown: {pluralize(unknown, 'criterion', 'criteria')} above has none."
         )
     else:
         lines.append(
-            f"{needed} labelled patients: if your guesses are right, all {len(rows)} criteria hold together with a "
+            f"{needed} labelled patients are needed: if the expected values are right, all {len(rows)} "
+            f"criteria hold together with a "
             f"chance of {POWER:.0%}. Criteria on a group, size or label need as many of that group, size or label."
         )
         if read.patients is not None and read.patients < needed:
-            lines.append(f"The plan says patients = {read.patients}; that is too few.")
+            lines.append(f"The plan has patients = {read.patients}, which is too few.")
     plain = [vars(row) for row in rows]
     answer("\n".join(lines), {"patients": None if unknown else needed, "criteria": plain}, as_json=as_json)
 
@@ -232,17 +233,17 @@ def _print(outcome: Outcome, out: Path) -> None:
         first = next(problem for problem in outcome.problems if problem.kind == kind)
         allowed = " (allowed)" if first.allowed else ""
         typer.echo(f"! {count} {kind}{allowed}: {first.message}", err=True)
-    typer.echo(f"{outcome.verdict}; look at {out / 'report.html'}")
+    typer.echo(f"{outcome.verdict}; see {out / 'report.html'}")
 
 
 def _take_over(outcome: Outcome, out: Path, policy: Path, **options: Any) -> tuple[int, dict[str, Any]]:
-    """Let a policy choose old or new for every case; the exit code and what to print."""
+    """Let a policy choose old or new for every case; return the exit code and the text to print."""
     from casewise.judge.policy import read_policy
     from casewise.run.take_over import take_over_folders, take_over_lines
     from casewise.study.compare import FAILED
 
     if outcome.verdict in ("rejected", "undecided"):
-        return outcome.exit_code, {"lines": [f"nothing was taken over: the plan's verdict is {outcome.verdict}"]}
+        return outcome.exit_code, {"lines": [f"no mask was taken over: the verdict of the plan is {outcome.verdict}"]}
     chosen = read_policy(policy)
     masks = out / "masks"
     taken = list(take_over_folders(list(outcome.files.values()), chosen, masks, **options))

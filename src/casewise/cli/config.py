@@ -1,4 +1,5 @@
-"""``casewise.toml``: what a project repeats, so that commands stay short; the command line overrides every line of it.
+"""``casewise.toml``: options that a project repeats, so that commands stay short; the command line overrides every
+line of it.
 
     [all]                      # for every command that has the option
     model = "models/heart"
@@ -55,7 +56,8 @@ def read_config(path: Path | None) -> tuple[Path | None, dict[str, dict[str, Any
 def defaults(
     file: Path, tables: Mapping[str, Mapping[str, Any]], command: str, parameters: Any, *, named: bool
 ) -> dict[str, Any]:
-    """What the file says for one command, by parameter; [all] gives only what the command has, its own table wins."""
+    """Return the values of the file for one command, by parameter; of [all] only options that the command has; the
+    table of the command has priority."""
     spellings = _by_spelling(parameters)
     known = Registry(f"option of casewise {command}", spellings)
     shared = {key: value for key, value in tables.get(ALL, {}).items() if _plain(key) in spellings}
@@ -106,7 +108,7 @@ def _plain(key: str) -> str:
 def _check_harmless(file: Path, key: str, option: str, value: Any, *, named: bool) -> None:
     """Refuse trust flags, and in a file that was found (not named) also code, outside paths and overrides."""
     if option.startswith("trust"):
-        raise Refused(f"{file}: {key} lets code run, so it is said on the command line, never in a file")
+        raise Refused(f"{file}: {key} allows code to run, so give it on the command line, not in a file")
     if named:
         return
     code = next(addresses_in(value, proposers=option in _PROPOSALS), None)
@@ -119,7 +121,7 @@ def _check_harmless(file: Path, key: str, option: str, value: Any, *, named: boo
         wrong = f"{key} overrides a refusal"
     else:
         return
-    raise Refused(f"{file} was found here and not named, and {wrong}; if you mean it, allow it with --config {file}")
+    raise Refused(f"{file} was found and not named, and {wrong}; to allow this, use --config {file}")
 
 
 def _texts(value: Any) -> Iterator[str]:

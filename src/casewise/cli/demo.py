@@ -76,7 +76,7 @@ def demo(
         "",
         f"Page: {page}  ({seconds:.0f} s)",
         "",
-        "By hand, with all updates and views of fit:",
+        "To repeat it with the default settings of fit:",
     ]
     content = {**facts.as_plain(), "page": page, "seconds": seconds, "commands": commands}
     answer("\n".join([*words, *(f"  {line}" for line in commands)]), content, as_json=as_json)
@@ -89,7 +89,7 @@ def _check_place(out: Path) -> None:
 
     there = sorted(path.name for path in out.iterdir()) if out.is_dir() else []
     if there and not {"data", "deployment"} >= set(there) and PAGE not in there:
-        raise BadInput(f"{out} holds {there[0]}, which no casewise demo wrote; choose another folder with -o")
+        raise BadInput(f"{out} has {there[0]}, which casewise demo did not write; choose another folder with -o")
 
 
 def _write_data(taught: Path, unseen: Path) -> Cohort:

@@ -46,7 +46,7 @@ def fit(
     loss: str = typer.Option("harmed", help="Loss that --promise bounds: harmed, ha or dice."),
     measures: Path = typer.Option(None, help="measures.toml: clinical measures such as the ejection fraction."),
     learning_curve: bool = typer.Option(
-        True, "--learning-curve/--no-learning-curve", help="Report what half of the labels would have gained."
+        True, "--learning-curve/--no-learning-curve", help="Estimate the gain with half of the labelled patients."
     ),
     jobs: int = typer.Option(None, "-j", help="Processes; default: one for each core."),
     copy_model: bool = typer.Option(False, "--copy-model", help="Store a copy of the model in the deployment."),

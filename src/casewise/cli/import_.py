@@ -1,4 +1,4 @@
-"""``casewise import``."""
+"""``casewise import``: make an archive from masks of other software."""
 
 from __future__ import annotations
 
@@ -85,7 +85,8 @@ def import_(
 
 
 def _one_candidate(old: Path | None, new: Path | None, labels: Path | None, keep: Path) -> tuple[Found, ...]:
-    """Archives with one candidate, from two flat folders; every case needs both masks and, where asked, its label."""
+    """Archives with one candidate, from two flat folders; every case needs both masks and, if labels are given, its
+    label."""
     from casewise.archive.mask_import import Found
     from casewise.core.errors import BadInput
     from casewise.core.records import State
@@ -103,7 +104,7 @@ def _one_candidate(old: Path | None, new: Path | None, labels: Path | None, keep
     for pair in find_pairs(old, new, labels=labels):
         if pair.old is None or pair.new is None or (labels is not None and pair.label is None):
             lacks = "old mask" if pair.old is None else "new mask" if pair.new is None else "label"
-            raise BadInput(f"case {pair.id} has no {lacks}; add it, or take the case out of the folders")
+            raise BadInput(f"case {pair.id} has no {lacks}; add it, or remove the case from the folders")
         found.append(Found(pair.id, {State(0): pair.old, State(1): pair.new}, pair.label))
     return tuple(found)
 

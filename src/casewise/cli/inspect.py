@@ -52,7 +52,7 @@ def inspect(
     split: str = setting(None, help="Only cases of this split."),
     group: str = setting(None, help="Only cases of this group."),
     seed: int = setting(1000, help="Random seed of --holdout."),
-    checkpoint: str = setting("checkpoint_final.pth", help="Which checkpoint of a model folder."),
+    checkpoint: str = setting("checkpoint_final.pth", help="Checkpoint of the model folder."),
     as_json: bool = AS_JSON,
 ) -> None:
     """Describe a folder (dataset, images, archive, masks or model) and list its problems.
@@ -68,7 +68,7 @@ def inspect(
     from casewise.core.errors import BadInput
 
     if not path.exists():  # a mistyped path is no damage: exit code 2, not 1
-        raise BadInput(f"there is nothing at {path}; name a folder of images, an archive, predictions or a model")
+        raise BadInput(f"{path} does not exist; name a folder of images, an archive, predictions or a model")
     if convert:
         _convert(path, checkpoint, trusted="checkpoint" in trust, as_json=as_json)
     elif export is not None and (path / "deployment.json").is_file():
@@ -109,7 +109,7 @@ def _options(pairs: list[str]) -> dict[str, object]:
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not equals:
-            raise BadInput(f"--option is name=value, got {pair!r}")
+            raise BadInput(f"--option must be name=value, got {pair!r}")
         options[name] = {"true": True, "false": False}.get(value.lower(), int(value) if value.isdigit() else value)
     return options
 
@@ -177,7 +177,7 @@ def _verify(folder: Path, report: Path | None, *, as_json: bool) -> None:
     else:
         kind, problems = "a prediction folder", verify_predictions(folder, report)
     problems = [*problems, *review_problems(folder), *certificate_problems(folder)]
-    words = "\n".join(problems) or f"{folder} is whole ({kind})"
+    words = "\n".join(problems) or f"{folder} : no problem found ({kind})"
     answer(words, {"folder": folder, "kind": kind, "whole": not problems, "problems": problems}, as_json=as_json)
     if problems:
         raise typer.Exit(1)
@@ -203,7 +203,7 @@ def _export_model(deployment: Path, out: Path, *, as_json: bool) -> None:
     from casewise.learn.export import export
 
     if not (deployment / TUNED).is_dir():
-        raise BadInput(f"{deployment} has no tuned weights, so its model is the one that it was fitted on")
+        raise BadInput(f"{deployment} has no tuned weights, so its model is unchanged; use the original one")
     weights = read_tuned_folder(deployment / TUNED).mean
     folder = export(load(deployment).backbone, weights, out)
     words = f"wrote {folder}: the tuned model alone, without the policy that chooses between it and the old model"

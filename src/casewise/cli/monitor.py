@@ -66,7 +66,7 @@ def monitor(
         if state.exists():
             watch = read_watch(state)
         elif calibration is None:
-            raise BadInput(f"there is no watch at {state}; give --calibration DEPLOYMENT to start one")
+            raise BadInput(f"{state} does not exist; give --calibration DEPLOYMENT to start one")
         else:
             decides = read_policy(policy or calibration)
             ladders = tuple(decides.ladders) or ((decides.ladder,) if decides.ladder else ())
@@ -93,7 +93,7 @@ def _rows(stream: Path) -> Iterator[dict[str, Any]]:
     from casewise.core.formats import read_csv
 
     if not stream.exists():
-        raise BadInput(f"there is no stream at {stream}; give a prediction folder, JSON lines or a CSV")
+        raise BadInput(f"{stream} does not exist; give a prediction folder, JSON lines or a CSV")
     if stream.is_dir():
         yield from _decisions(stream)
         return
@@ -104,25 +104,23 @@ def _rows(stream: Path) -> Iterator[dict[str, Any]]:
         with stream.open(encoding="utf-8") as lines:
             yield from (dict(json.loads(line)) for line in lines if line.strip())
     except (ValueError, TypeError) as error:
-        raise BadInput(f"{stream} holds a line that is no JSON object ({error}); nothing was taken from it") from None
+        raise BadInput(f"{stream} has a line that is no JSON object ({error}); no decision was read") from None
 
 
 def _decisions(folder: Path) -> Iterator[dict[str, Any]]:
-    """The decisions of a prediction folder, in the order in which they were taken."""
+    """Return the decisions of a prediction folder in their order."""
     from casewise.core.errors import BadInput
     from casewise.judge.monitors.watch import numbers_of
     from casewise.run.prediction_folder import decisions_in
 
     if not (folder / "audit.jsonl").is_file():
-        raise BadInput(
-            f"{folder} is no folder of casewise predict: it has no audit.jsonl; give the folder after its -o"
-        )
+        raise BadInput(f"{folder} is no folder of casewise predict: no audit.jsonl; give what predict got as -o")
     for decision in decisions_in(folder):
         yield {"case": decision.case_id, "cluster": decision.cluster, **numbers_of(decision)}
 
 
 def _taken(watch: Watch, row: dict[str, Any]) -> tuple[Watch, bool]:
-    """The watch after a row, and whether the row said all it should: something, and no NaN."""
+    """Return the watch after a row, and whether the row was complete: something, and no NaN."""
     from casewise.core.errors import BadInput
     from casewise.judge.monitors.watch import WATCHED
 
@@ -148,22 +146,21 @@ def _number(row: dict[str, Any], name: str) -> float | None:
         number = float(row[name])
     except (TypeError, ValueError):
         case = row.get("case") or row.get("case_id")
-        raise BadInput(f"{name} of case {case} is a number, got {row[name]!r}; correct the stream") from None
+        raise BadInput(f"{name} of case {case} must be a number, got {row[name]!r}; correct the stream") from None
     return None if math.isnan(number) else number
 
 
 def _unread(cases: list[str]) -> Iterator[str]:
-    """That rows held no number to watch, where some did."""
+    """Warn about rows without a number to watch, if there are any."""
     if cases:
         more = f" and {len(cases) - SHOWN} more" if len(cases) > SHOWN else ""
         yield (
-            f"! {pluralize(len(cases), 'row')} with NaN, or without any number, counted as no decision and no audit: "
-            f"{', '.join(cases[:SHOWN])}{more}"
+            f"! {pluralize(len(cases), 'row')} have NaN or no number and were skipped: {', '.join(cases[:SHOWN])}{more}"
         )
 
 
 def _approximate(calibration: Path | None) -> Iterator[str]:
-    """That the rate of false alarms is no bound, where the calibration cases were predicted by other weights."""
+    """Warn that the rate of false alarms is not a bound if the calibration cases were predicted by other weights."""
     if calibration is not None and (calibration / "tuned").is_dir() and not (calibration / "held-out").is_dir():
         yield (
             "! the labelled cases were predicted by weights tuned without them, new cases by their mean, so "
@@ -177,11 +174,10 @@ def _summary(watch: Watch) -> str:
     decided, audited = len(watch.decided_patients), len(watch.audited_patients)
     lines = [
         f"{pluralize(len(watch.decided), 'decision')} ({pluralize(decided, *UNIT)}) and "
-        f"{pluralize(len(watch.audited), 'audit')} "
-        f"({audited} counted) seen"
+        f"{pluralize(len(watch.audited), 'audit')} ({audited} counted) seen"
     ]
     if watch.waiting is not None:
-        lines.append(f"  the audits of {watch.waiting[0]} count when those of another {UNIT[0]} begin")
+        lines.append(f"  the audits of {watch.waiting[0]} are counted when those of another {UNIT[0]} begin")
     for name, one in watch.monitors.items():
         said = "silent" if one.alarm_at is None else f"ALARM after {pluralize(one.alarm_at, *UNIT)}"
         lines.append(f"  {name}: {said} (false with probability at most {one.delta:.2g})")

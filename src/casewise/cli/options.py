@@ -1,11 +1,12 @@
 """Options and settings that several commands share, each spelled once, and nnU-Net's way of writing a command.
 
 A group is a dataclass whose fields are options, declared as a command declares its own. A command names a group as the
-type of a parameter and is wrapped in :func:`grouped`; on the command line the group's options stand there one by one.
+type of a parameter and is wrapped in :func:`grouped`; on the command line its options appear one by one.
 An option of :class:`AdaptationOptions` reaches the episode by its name alone: the field of that name of
 :class:`casewise.adapt.adaptation.Adaptation`.
 
-What few people need is a *setting*: declared with :func:`setting` instead of ``typer.Option``, it has no option of its
+A rarely needed option is a *setting*: declared with :func:`setting` instead of ``typer.Option``, it has no option of
+its
 own and is given in casewise.toml or as ``--set NAME=VALUE``. ``Annotated[Group, SETTINGS]`` makes settings of a group.
 """
 
@@ -53,7 +54,7 @@ def is_setting(parameter: Any) -> bool:
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """Which model, and how it is loaded."""
+    """Options of the model and of loading it."""
 
     model: str | None = typer.Option(
         None,
@@ -119,25 +120,17 @@ class NnUNetModelOptions(ModelOptions):
 
 @dataclass(frozen=True)
 class DeploymentOptions:
-    """Which policy decides, for a deployment or a plain model."""
+    """Options of the policy that decides, for a deployment or a plain model."""
 
     policy: str | None = typer.Option(None, help="Only if -m is a model: policy.json, its archive, or m0 (no change).")
-    model_at: str | None = typer.Option(
-        None, "--model-at", help="Where the model of the deployment is now, if it was moved."
-    )
-    objective: str | None = setting(
-        None, help="Your own method (package.module:Name) or model files, if the policy names them."
-    )
+    model_at: str | None = typer.Option(None, "--model-at", help="Folder of the model, if it was moved after fit.")
+    objective: str | None = setting(None, help="Your own method (package.module:Name) or model files of the policy.")
     controller: str | None = setting(None, help="Your own controller (package.module:Name), if the policy names one.")
     certificate: Path | None = setting(None, help="Certificate of this policy; another certificate is refused.")
-    watch: Path | None = setting(
-        None, help="watch.json of casewise monitor: decisions are added; original masks while it is suspended."
-    )
+    watch: Path | None = setting(None, help="watch.json of casewise monitor to add to; original masks while suspended.")
     force: bool = setting(False, help="Deploy a policy that calibration advised against.")
-    contract: str | None = setting(None, help="What to do with images unlike the training data: refuse, warn or off.")
-    max_ram: str | None = setting(
-        None, help="Refuse images that need more memory, such as 16G; serve: 80 % of the free memory."
-    )
+    contract: str | None = setting(None, help="Reaction to images unlike the training data: refuse, warn or off.")
+    max_ram: str | None = setting(None, help="Refuse images that need more memory (16G); serve: 80 % of what is free.")
 
     def opened(self, model: Model, **more: Any) -> Deployment:
         """Open and check the deployment; ``more`` are further options of ``open_deployment``."""
@@ -153,19 +146,14 @@ class DeploymentOptions:
 
 @dataclass(frozen=True)
 class AdaptationOptions:
-    """How candidates are made; what is not given is the policy's, else the default of an Adaptation."""
+    """Options of candidates; a missing option has the value of the policy, else the default of an Adaptation."""
 
-    learning_rate: float | None = typer.Option(
-        None, "--lr", help="Learning rate of the updates; default: that of the method."
-    )
+    learning_rate: float | None = typer.Option(None, "--lr", help="Learning rate; default: that of the method.")
     steps: int | None = typer.Option(None, help="Number of updates per case; default: 4.")
     source_statistics: Path | None = typer.Option(
         None, "--source-statistics", help="File from record --measure-source, for the views histogram and fourier."
     )
-    save_probabilities: bool | None = typer.Option(
-        None, "--save-probabilities", help="Also store the probabilities of all views (where views differ)."
-    )
-    objective: str | None = setting(None, help="Method, as after --propose, if --propose is not given.")
+    objective: str | None = setting(None, help="Method to use if --propose is not given.")
     parameters: str | None = setting(
         None, help="Parameters that updates change: all-norm, decoder-norm, encoder-norm, all, or patterns of names."
     )
@@ -176,9 +164,7 @@ class AdaptationOptions:
         "--foreground/--classes",
         help="Measure changes of the foreground, or of every class; default: foreground.",
     )
-    max_slices: int | None = setting(
-        None, help="Slices or patches in one batch: fewer need less memory; the result is the same."
-    )
+    max_slices: int | None = setting(None, help="Slices or patches in one batch: fewer need less memory, same result.")
     consensus: str | None = setting(None, help="How views are combined: mean, vote, medoid or intent; default: mean.")
     mirrored_views: bool | None = setting(
         None, help="Predict each view with the model's mirroring too (several times slower); default: false."
@@ -191,7 +177,7 @@ class AdaptationOptions:
     )
 
     def asked(self, model: Model) -> dict[str, Any]:
-        """Fields of an Adaptation that were given; an archive of statistics as the statistics themselves."""
+        """Return the given fields of an Adaptation; an archive of statistics is read."""
         from casewise.adapt.adaptation import Adaptation
         from casewise.core.errors import BadInput
         from casewise.run.record_folder import risk_statistics
@@ -200,7 +186,8 @@ class AdaptationOptions:
         if self.statistics is not None:
             if self.modulation is None:
                 raise BadInput(
-                    "statistics belong to a modulation; add --set modulation=param-subset, or leave them out"
+                    "--set statistics works only with a modulation; add --set modulation=param-subset, "
+                    "or leave them out"
                 )
             plain = {name: value for name, value in given.items() if name not in ("modulation", "statistics")}
             given["statistics"] = risk_statistics(self.statistics, model, Adaptation(**plain))
@@ -208,7 +195,7 @@ class AdaptationOptions:
 
     @staticmethod
     def check_used(proposers: Mapping[str, Adaptation]) -> None:
-        """Refuse typed options that no proposer reads; what casewise.toml says is passed over."""
+        """Refuse typed options that no proposer reads; options from casewise.toml are ignored."""
         from casewise.archive.manifest import OF_UPDATES
 
         kinds = {str(how.objective).partition(":")[0] for how in proposers.values() if not how.is_gradient}
@@ -218,7 +205,7 @@ class AdaptationOptions:
             _refuse_unread(OF_UPDATES, f"{' and '.join(sorted(kinds))} make no updates")
 
 
-_OF_READINGS = {"consensus", "save_probabilities"}  # what views and members read, and updates never do
+_OF_READINGS = {"consensus"}  # what views and members read, and updates never do
 _OF_VIEWS = {"mirrored_views", "source_statistics"}
 
 
@@ -239,22 +226,16 @@ _TYPED: ContextVar[Mapping[str, str]] = ContextVar("typed", default=MappingProxy
 class CaseOptions:
     """Cases that this process handles."""
 
-    images: Path = typer.Option(
-        ..., "-i", help="Folder with images (nnU-Net names, or one file per case) or DICOM series."
-    )
-    labels: Path | None = typer.Option(
-        None, "-l", "--labels", help="Folder with labels, if available; decisions never use them."
-    )
+    images: Path = typer.Option(..., "-i", help="Folder with images (nnU-Net names or one file each) or DICOM series.")
+    labels: Path | None = typer.Option(None, "-l", "--labels", help="Folder with labels; decisions never use them.")
     groups: Path | None = typer.Option(
         None, help="CSV with case and any of cluster (patient), group (site), split; default: cases.csv beside images."
     )
     num_parts: int | None = typer.Option(
-        None, "-num_parts", help="Number of jobs that share the folder; default: the SLURM array, else 1."
+        None, "-num_parts", help="Jobs that share the folder; default: the SLURM array, else 1."
     )
     part_id: int | None = typer.Option(None, "-part_id", help="Number of this job, from 0.")
-    channels: str = setting(
-        "", help="DICOM: series descriptions in the order of the model's channels, such as 'T1*,FLAIR*'."
-    )
+    channels: str = setting("", help="DICOM: series descriptions in the order of the channels, such as 'T1*,FLAIR*'.")
 
     @property
     def channel_patterns(self) -> tuple[str, ...]:
@@ -264,7 +245,7 @@ class CaseOptions:
         return channel_patterns(self.channels)
 
     def whole(self, backbone: Backbone) -> tuple[CaseFiles, ...]:
-        """The cases of all parts, for what is said of the whole folder."""
+        """The cases of all parts, for statements about the whole folder."""
         from casewise.run.gather import gathered_cases
 
         return gathered_cases(backbone, self.images, labels=self.labels, groups=self.groups, parts=(1, 0))
@@ -304,9 +285,7 @@ class EngineOptions:
 class PrintingOptions:
     """Progress output."""
 
-    quiet: bool = typer.Option(
-        False, "--quiet", "-q", "--disable_progress_bar", help="Print no progress, only problems."
-    )
+    quiet: bool = typer.Option(False, "--quiet", "-q", "--disable_progress_bar", help="Print only problems.")
     verbose: bool = setting(False, help="Print a line for each case.")
 
     def progress(self, total: int, *, done: int = 0) -> Progress:
@@ -319,7 +298,8 @@ class PrintingOptions:
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
-    """A command whose parameters of a group's type are that group's options, one by one; ``--set`` gives settings."""
+    """Make a command in which a parameter of a group's type becomes the options of the group; ``--set`` gives
+    settings."""
     own = inspect.signature(command, eval_str=True).parameters
     groups: dict[str, Any] = {
         name: group for name, one in own.items() if is_dataclass(group := _unmarked(one.annotation))
@@ -451,7 +431,7 @@ class NnUNetStyle(TyperCommand):
                     formatter.write_text(paragraph)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """The command's own options, what is required first; then those of each group; the names of its settings."""
+        """Options of the command, required ones first; then those of each group; the names of its settings."""
         headings = {field.name: title for title, group in SECTIONS.items() for field in fields(group)}
         rows: dict[str, list[tuple[str, str]]] = {title: [] for title in ("Arguments", "Options", *SECTIONS)}
         for one in sorted(self.get_params(ctx), key=lambda one: not one.required):
@@ -501,7 +481,7 @@ def _copyable(command: str, width: int) -> str:
 
 
 def _setting_hint(option: Any, *_: Any) -> str:
-    """What an error message calls a setting."""
+    """Return the name of a setting in error messages."""
     return f"'--set {_words(option, None)[0].lstrip('-')}'"
 
 
@@ -510,7 +490,7 @@ def _not_parsed(parser: Any, ctx: Any) -> None:
 
 
 def _words(option: Any, value: Any) -> list[str]:
-    """How an option is spelled; of a pair of flags the word that says this value."""
+    """Return the spelling of an option; of a pair of flags the one for this value."""
     words: list[str] = option.secondary_opts if value is False and option.secondary_opts else option.opts
     return words
 
@@ -537,7 +517,7 @@ def joined(args: list[str]) -> list[str]:
 
 
 def folds_of(text: str | None) -> tuple[int | str, ...] | None:
-    """Folds from "0 1 2" or "all"; None for every fold that is there."""
+    """Return folds from "0 1 2" or "all"; None for all existing folds."""
     if text is None:
         return None
     return tuple(int(word) if word.isdigit() else word for word in text.split())

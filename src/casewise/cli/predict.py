@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -26,7 +24,7 @@ from casewise.core.text import pluralize
 if TYPE_CHECKING:
     from casewise.core.prediction_record import PredictedCase
     from casewise.deployment import Deployment
-    from casewise.run.predict_folder import Planned, PredictedFolder
+    from casewise.run.predict_folder import PredictedFolder
 
 app = typer.Typer()
 
@@ -45,7 +43,6 @@ def predict(
     resume: bool = typer.Option(
         False, "--continue_prediction", "--c", help="Skip cases that are finished (checked by hash)."
     ),
-    dry_run: bool = typer.Option(False, "--dry-run", help="Print what would be done; write nothing."),
     overwrite: bool = setting(False, help="Replace masks in -o that casewise did not write."),
     save_candidates: bool = setting(False, help="Keep the mask of every candidate."),
     keep_header: bool = setting(False, help="Copy the geometry of the image's NIfTI header to the mask."),
@@ -74,16 +71,10 @@ def predict(
     from casewise.core.durable import write_durably
     from casewise.core.formats import json_bytes
     from casewise.run.local import keep_freed_memory
-    from casewise.run.predict_folder import plan_folder, predict_all, prediction_work
+    from casewise.run.predict_folder import predict_all
 
     keep_freed_memory()
     deployment = decides.opened(source.chosen(), max_slices=max_slices)
-    if dry_run:
-        with TemporaryDirectory(prefix="casewise-") as folder:  # DICOM series are read here, and gone afterwards
-            cases = which.gathered(deployment.backbone, keep=Path(folder))
-            planned = plan_folder(prediction_work(deployment, cases, out), resume=resume, overwrite=overwrite)
-            _print_plan(planned, as_json=as_json)
-        return
     cases = which.gathered(deployment.backbone, keep=out / "casewise" / "images")
 
     def each(entries: Iterable[PredictedCase], total: int) -> Iterator[PredictedCase]:
@@ -118,7 +109,7 @@ SHOWN = 5
 
 
 def _summary(found: PredictedFolder, deployment: Deployment, images: Path, out: Path) -> list[str]:
-    """Say in plain counts what was done, which cases to check, and where the page is."""
+    """Print counts, the cases to check, and the path of the page."""
     entries = found.entries
     name, key = ("Dice", "Dice") if deployment.adaptation.foreground else ("mIoU", "IoU")
     replaced = sum(one.is_done and one.decision is not None and not _is_source(one) for one in entries)
@@ -161,15 +152,3 @@ def _alarms(deployment: Deployment) -> list[str]:
         f"the {name} monitor raised an alarm after {pluralize(seen, 'case')}; see casewise monitor"
         for name, seen in raised.items()
     ]
-
-
-def _print_plan(planned: Sequence[Planned], *, as_json: bool) -> None:
-    lines = []
-    for row in planned:
-        shape = "unreadable header" if row.shape is None else " x ".join(str(side) for side in row.shape)
-        need = "" if row.bytes is None else f", about {row.bytes / 2**30:.2f} GiB"
-        lines.append(f"{row.case_id}: {shape}{need}{', already done' if row.complete else ''}")
-    waiting = sum(not row.complete for row in planned)
-    done = len(planned) - waiting
-    lines.append(f"{pluralize(len(planned), 'case')}, {waiting} to do, {done} already done; nothing was written")
-    answer("\n".join(lines), {"cases": [asdict(row) for row in planned], "to_do": waiting}, as_json=as_json)

@@ -35,7 +35,7 @@ def answer(words: str, content: Mapping[str, Any], *, as_json: bool) -> None:
 
 
 class Progress(AbstractContextManager["Progress"]):
-    """Progress of a run: a bar on a terminal; elsewhere a line every 15 seconds with the time that is left.
+    """Progress of a run: a bar on a terminal; elsewhere a line every 15 seconds with the remaining time.
 
     ``quiet`` prints problems only; ``verbose`` prints a line for each case.
     """
@@ -103,7 +103,7 @@ class StepProgress(AbstractContextManager["StepProgress"]):
         self._shown: Progress | None = None
 
     def __call__(self, step: str, done: int, total: int) -> None:
-        """Show that so many parts of a step are done."""
+        """Show how many parts of a step are done."""
         if step != self._step or self._shown is None:
             self.__exit__()
             self._step = step
@@ -121,7 +121,7 @@ class StepProgress(AbstractContextManager["StepProgress"]):
 
 
 def in_words(seconds: float) -> str:
-    """A duration as a person says it.
+    """Return a duration in words.
 
     >>> in_words(42), in_words(250), in_words(7300)
     ('42 s', '4 min', '2 h 2 min')

@@ -1,4 +1,4 @@
-"""``casewise record``: candidates into an archive; what source images look like."""
+"""``casewise record``: candidates into an archive; and statistics of source images."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ app = typer.Typer()
 
 NOT_ALL_DONE = 3
 NO_PATIENTS = (
-    f"casewise: no {UNIT[0]} is named, so every case counts as one of its own. Where several cases belong together, "
+    f"casewise: no {UNIT[0]} is named, so every case counts as one. Where several cases belong together, "
     "say so in a table with the columns case and cluster: cases.csv beside the images, or --groups TABLE"
 )
 
@@ -130,7 +130,7 @@ def record(
 
 
 def _there(archive: Path) -> tuple[str, ...]:
-    """The ladders that an archive holds already; none where there is no archive."""
+    """Return the ladders of an archive; none if there is no archive."""
     from casewise.archive.layout import MANIFEST
     from casewise.archive.store import open_archive
 
@@ -141,22 +141,20 @@ def _since(there: Sequence[str], added: Sequence[str], ladders: Sequence[str], b
     """Say which cases and ladders were recorded before."""
     said = [] if ladders[0] in added or not before else [f", {before} of them from before"]
     if added:
-        known = ", ".join(name or "the one without a name" for name in there)
+        known = ", ".join(name or "the unnamed one" for name in there)
         said += [f"; {'ladder' if len(added) == 1 else 'ladders'} {', '.join(added)} added to what was there ({known})"]
     return "".join(said)
 
 
 def proposals(plain: Adaptation, texts: list[str], objective: str | None) -> dict[str, Adaptation]:
-    """Return the proposers that are named, by ladder; without names the objective on a ladder called ""."""
+    """Return the given proposers by ladder; without any, the objective on a ladder called ""."""
     from casewise.adapt.proposers import named_proposal
     from casewise.core.errors import BadInput
 
     if not texts:
         return {"": plain}
     if objective is not None:
-        raise BadInput(
-            f"the setting objective={objective} is what --propose {objective} says; give the one or the other"
-        )
+        raise BadInput(f"objective={objective} and --propose {objective} mean one thing; give only one of them")
     named = [named_proposal(text) for text in texts]
     if len({name for name, _ in named}) < len(named):
         raise BadInput(f"two proposers have one name: {', '.join(name for name, _ in named)}; write NAME=PROPOSER")
@@ -164,7 +162,8 @@ def proposals(plain: Adaptation, texts: list[str], objective: str | None) -> dic
 
 
 def _name(images: Path) -> str:
-    """What reports call the data: the folder, or the one above it where it is only called images, imagesTs, ..."""
+    """Return the name of the data in reports: that of the folder, or of its parent if it is only called images,
+    imagesTs, ..."""
     folder = images.resolve()
     return folder.parent.name if folder.name.lower().startswith("images") else folder.name
 

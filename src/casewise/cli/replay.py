@@ -1,4 +1,4 @@
-"""``casewise replay``."""
+"""``casewise replay``: apply a controller to recorded cases."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def replay(
     out: Path = typer.Option(None, "--out", "-o", help="Write the decisions here, one JSON object per line."),
     option: list[str] = typer.Option([], help="Option of the controller as name=value, such as step=2; repeatable."),
     own: str = setting(None, "--controller", help="Your own controller (package.module:Name)."),
-    ladder: str = typer.Option(None, help="Which method, if the archive holds several."),
+    ladder: str = typer.Option(None, help="Method to use, if the archive has several."),
     as_json: bool = AS_JSON,
 ) -> None:
     """Apply a controller or a policy to recorded cases; needs no network and no GPU.
@@ -62,7 +62,7 @@ def _check_place(out: Path | None) -> None:
     except (OSError, ValueError, TypeError):
         held = False
     if not held:
-        raise BadInput(f"{out} is there and was not written by replay; give -o another name")
+        raise BadInput(f"{out} exists and replay did not write it; give -o another name")
 
 
 def _chosen(archive: Archive, name: str, option: list[str], own: str | None) -> Controller | Policy:
@@ -90,7 +90,7 @@ def _value(text: str) -> object:
 def _summary(decisions: list[Decision]) -> str:
     """Counts of actions, and the mean depth that was deployed and executed."""
     if not decisions:
-        return "the archive holds no case"
+        return "the archive has no case"
     counts = Counter(one.action.value for one in decisions)
     deployed = sum(one.deployed for one in decisions) / len(decisions)
     executed = sum(one.executed for one in decisions) / len(decisions)

@@ -55,7 +55,7 @@ def review(
         try:
             server.serve_forever()
         except KeyboardInterrupt:
-            typer.echo(f"{len(server.desk.log.latest())} cases are reviewed", err=True)
+            typer.echo(f"{len(server.desk.log.latest())} cases have been reviewed", err=True)
 
 
 def _apply(folder: Path, out: Path | None, *, as_json: bool) -> None:
@@ -65,15 +65,13 @@ def _apply(folder: Path, out: Path | None, *, as_json: bool) -> None:
     from casewise.serve.review_log import APPLIED, apply_reviews
 
     if out is None:
-        raise BadInput("--apply writes masks; give an empty folder for them: --apply -o FOLDER")
+        raise BadInput("--apply needs an empty folder for the masks: --apply -o FOLDER")
     done = apply_reviews(folder, out)
     taken = Counter(one.taken for one in done)
     for one in (one for one in done if one.open):
         typer.echo(f"! {one.case} is open: {one.why}", err=True)
     for one in (one for one in done if one.overruled):
-        typer.echo(
-            f"! {one.case}: reviewers disagree, the last decision counts: {one.why}; before: {one.overruled}", err=True
-        )
+        typer.echo(f"! {one.case}: reviewers disagree, the last counts: {one.why}; before: {one.overruled}", err=True)
     counted = ", ".join(f"{name}: {count}" for name, count in sorted(taken.items()))
     answer(
         f"{counted}\nwrote {len(done) - taken['none']} masks and {out / APPLIED}",
@@ -97,7 +95,7 @@ def qc(
     quality: Path = typer.Option(None, help="quality.json of an earlier run on labelled cases of the same model."),
     metric: str = typer.Option("dice", help="Metric that labels are scored with: {metrics}; an archive has its own."),
     ignore: int = typer.Option(None, help="Label of voxels that are left out, such as 255."),
-    ladder: str = typer.Option(None, help="Which method, if the archive holds several."),
+    ladder: str = typer.Option(None, help="Method to use, if the archive has several."),
     as_json: bool = AS_JSON,
 ) -> None:
     """Estimate the quality of each mask without its label, from the agreement of several masks of the case.
@@ -119,7 +117,7 @@ def qc(
         from casewise.judge.outcomes import scoring_options
 
         if labels is not None or cases is not None:
-            raise BadInput("an archive holds its own labels and clusters; leave out --labels and --cases")
+            raise BadInput("an archive has its own labels and clusters; leave out --labels and --cases")
         archive = open_archive(opinions[0], ladder=ladder).only_ladder()
         scored = scoring_options(archive)
         metric, ignore = scored["metric"], scored["ignore"] if ignore is None else ignore
@@ -143,8 +141,8 @@ def qc(
     sentences = list(result.sentences())
     if result.fit is not None and len(opinions) > 1 and cases is None and known is None:
         sentences.append(
-            "! no patient is named, so the lower bound counts every case as one of its own; "
-            "where one has several scans, name them: --cases TABLE with the columns case and cluster"
+            "! no patient is named, so every case counts as one patient; if patients have several scans, name "
+            "them: --cases TABLE with the columns case and cluster"
         )
     found_cases = json.loads(result.cases.to_json(orient="records"))
     answer(

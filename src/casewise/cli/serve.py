@@ -1,4 +1,4 @@
-"""``casewise serve``."""
+"""``casewise serve``: segment images over HTTP."""
 
 from __future__ import annotations
 

@@ -44,9 +44,9 @@ def study(
     other_modality: Path = typer.Option(None, help="Archive of another modality, for the analysis scale."),
     frozen: Path = typer.Option(None, help="An earlier policy whose design was fixed before this one."),
     images: Path = typer.Option(None, help="Images of the evaluation cases, for the pictures."),
-    include_first_step: bool = setting(False, help="Association of differences: begin with M0 to step 1."),
+    include_first_step: bool = setting(False, help="Association of differences: include the change from M0 to step 1."),
     substitute: str = setting(
-        "", help="Matched controls also with what this method (fixed-4, tau-stop) deployed for every kept case."
+        "", help="Also run the matched controls with the masks of this method (fixed-4, tau-stop) for all kept cases."
     ),
     pictures: int = setting(150, min=0, help="Largest number of cases with pictures, worst first."),
     resamples: int = setting(5000, min=100, help="Number of bootstrap samples."),
@@ -57,7 +57,7 @@ def study(
     measures: Path = setting(None, help="measures.toml: formulas over volumes, such as the ejection fraction."),
     jobs: int = typer.Option(1, "-j", min=1, help="Number of processes."),
     ladder: str = typer.Option(
-        None, help="Which method, if the archives hold several; default: the (first) method of the policy."
+        None, help="Method to use, if the archives have several; default: the (first) method of the policy."
     ),
     as_json: bool = AS_JSON,
 ) -> None:
@@ -86,7 +86,7 @@ def study(
     place = out if out is not None else evaluation / "report"
     known = read_policy(policy or calibration, typed=controller)
     if known.ladders and ladder not in (None, *known.ladders):
-        raise BadInput(f"--ladder is one of those that the policy reads ({', '.join(known.ladders)}), got {ladder!r}")
+        raise BadInput(f"--ladder must be one that the policy reads ({', '.join(known.ladders)}), got {ladder!r}")
     named = ladder or known.ladder or next(iter(known.ladders), None)
     judged, holdout = (open_archive(path, ladder=named).only_ladder() for path in (evaluation, calibration))
     pairs = {name: _two(paths, name) for name, paths in _pairs("--other", other)}
@@ -127,7 +127,8 @@ def study(
 
 
 def _measured(evaluation: Archive, calibration: Archive, policy: Policy, engine: Any) -> Archive:
-    """The evaluation archive, unlocked, after an engine scored both; the study finds the tables beside them."""
+    """Return the evaluation archive, unlocked, after an engine scored both archives; the study finds the tables beside
+    them."""
     from casewise.core.records import CALIBRATION, EVALUATION
     from casewise.run.record_folder import scored
     from casewise.study.study import unlocked
@@ -152,25 +153,21 @@ def _pairs(option: str, given: list[str]) -> list[tuple[str, str]]:
 
 
 def _swept(name: str, paths: str, ladder: str | None) -> tuple[float, Any]:
-    """A rate and its archives, as far as they say how they were recorded at that very rate."""
+    """Return a rate and its archives; refuse archives that were recorded at another rate."""
     from casewise.core.errors import BadInput, Mismatch
 
     try:
         rate = float(name)
     except ValueError:
-        form = "RATE=ARCHIVE with a number as its rate, such as 5e-4=eval"
+        form = "RATE=ARCHIVE, such as 5e-4=eval"
         raise BadInput(f"--sweep takes {form}, got {name!r}") from None
     pair = _two(paths, ladder)
     for archive in filter(None, pair):
         recorded = archive.configuration.get("learning_rate")
         if any(entry.rungs for entry in archive.entries.values()):
-            raise Mismatch(
-                f"--sweep {name}={archive.path}: its candidates have names and no learning rate; leave it out"
-            )
+            raise Mismatch(f"--sweep {name}={archive.path}: its candidates have no learning rate; leave it out")
         if recorded is not None and float(recorded) != rate:
-            raise Mismatch(
-                f"--sweep {name}={archive.path}: it was recorded at {recorded:g}; say --sweep {recorded:g}=..."
-            )
+            raise Mismatch(f"--sweep {name}={archive.path}: recorded at {recorded:g}; give --sweep {recorded:g}=...")
     return rate, pair
 
 
@@ -181,7 +178,7 @@ def _two(paths: str, ladder: str | None) -> Any:
 
 
 def _opened(path: str | Path, ladder: str | None) -> Archive:
-    """An archive with the ladder of this name in view, where it holds several, or else its only one."""
+    """Open an archive with the ladder of this name in view, or with its only ladder."""
     from casewise.archive.store import open_archive
 
     there = open_archive(path)

@@ -138,7 +138,7 @@ def _tail(file: BinaryIO, path: Path) -> tuple[str, int]:
     last = _parsed(lines[-1]) if lines else {"hash": BEGINNING}
     if last is None or not isinstance(last.get("hash"), str):
         raise DamagedArchive(
-            f"{path} does not end with a line of a hash-chained log; move the file away, or restore it, and try again"
+            f"{path} does not end with a line of a hash-chained log; move or restore the file and try again"
         )
     torn = len(content) - len(whole)
     if torn:

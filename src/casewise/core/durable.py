@@ -24,7 +24,8 @@ _HOST = hashlib.sha256(platform.node().encode()).hexdigest()[:8]
 def replacing(path: Path) -> Iterator[Path]:
     """Yield a temporary path with the same ending; its file replaces ``path`` at the end of the block.
 
-    A reader, or a machine that loses power, sees the old content or the new one, never half of it. The folder is made
+    After a crash or a power failure the file has either the old or the new content, never a part of it. The folder is
+    made
     where it is missing. After an error the old content stays.
     """
     path.parent.mkdir(parents=True, exist_ok=True)

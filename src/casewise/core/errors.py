@@ -1,22 +1,22 @@
 """Every error that casewise raises on purpose.
 
     CasewiseError
-    ├── BadInput                what was given cannot be used (shape, dtype, range, NaN, empty); also a ValueError
-    │   ├── UnknownName         a name that no registry knows; says which one was probably meant
+    ├── BadInput                an argument or file cannot be used (shape, dtype, range, NaN, empty); also a ValueError
+    │   ├── UnknownName         a name that is not registered; suggests the nearest name
     │   └── BadPair             an old and a new mask (or a label) that cannot be compared; names the kind of trouble
     ├── UnsafeInput             refused before it was opened: size bomb, pickle, path outside its root
     ├── NothingToAdapt          the parameter selection is empty; lists the normalization layers that were seen
     ├── NotFinite               logits, losses or signals became NaN or infinite; the network was restored
-    ├── DegenerateStatistic     a calibration statistic has no spread (sigma = 0) and no fallback was asked for
-    ├── TooFewCases             calibration refused; says how many cases are needed
+    ├── DegenerateStatistic     a calibration statistic has no spread (sigma = 0) and there is no fallback
+    ├── TooFewCases             calibration refused; names the number that is needed
     ├── Refused                 valid input that does not belong here
     │   ├── MovedUnselected     an objective changed weights that were not selected; they were restored
     │   ├── Mismatch            policy or certificate belongs to another model, objective, loader or calibration
     │   ├── Overlap             calibration and evaluation share cases, or cases of one patient or sequence
     │   └── Locked              evaluation labels, before the exposure ledger says why they are read
     ├── OutOfTime               the time limit of a case was reached between two forward passes
-    ├── DamagedArchive          truncated, edited or incomplete; says which file and which case
-    └── MissingExtra            an optional dependency is not installed; says which extra to install
+    ├── DamagedArchive          truncated, edited or incomplete; names the file and the case
+    └── MissingExtra            an optional dependency is not installed; names the extra to install
 
     CasewiseWarning (UserWarning)
     └── DegenerateTertiles      cut-points coincide, so one bucket is empty (E9)
@@ -65,11 +65,11 @@ def without_folders(text: str, folders: Iterable[Path]) -> str:
 
 
 class BadInput(CasewiseError, ValueError):
-    """What was given cannot be used."""
+    """An argument or file cannot be used."""
 
 
 class UnknownName(BadInput):
-    """A name that the registry does not know."""
+    """A name that is not registered."""
 
 
 class BadPair(BadInput):
@@ -100,7 +100,7 @@ class DegenerateStatistic(CasewiseError):
 
 
 class TooFewCases(CasewiseError):
-    """Not enough calibration cases for what was asked."""
+    """Too few calibration cases."""
 
 
 class Refused(CasewiseError):

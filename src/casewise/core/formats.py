@@ -62,14 +62,14 @@ def numbered(value: Any) -> Any:
 
 
 def read_npy(path: Path) -> NDArray[Any]:
-    """The array of an .npy file; what claims more than the file holds is refused before memory is asked for."""
+    """The array of an .npy file; an array that is larger than the file is refused before memory is allocated."""
     with path.open("rb") as file:
         _check_claim(file, path.stat().st_size, path.name)
         return np.asarray(np.lib.format.read_array(file, allow_pickle=False))
 
 
 def npy_array(content: bytes, name: str) -> NDArray[Any]:
-    """The array in the bytes of an .npy file; ``name`` is what an error calls it."""
+    """The array in the bytes of an .npy file; ``name`` is its name in errors."""
     file = io.BytesIO(content)
     _check_claim(file, len(content), name)
     return np.asarray(np.lib.format.read_array(file, allow_pickle=False))
@@ -112,14 +112,14 @@ def from_csv_cell(text: str) -> str:
 def read_csv(path: Path) -> list[dict[str, str]]:
     """The rows of a table that a person or a spreadsheet wrote: commas, semicolons or tabs, UTF-8 with or without BOM.
 
-    The header says which separator it is. Blanks around cells and rows without any text are left out.
+    The separator is found in the header. Blanks around cells and rows without any text are left out.
     """
     try:
         text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         raise BadInput(f"there is no table at {path}") from None
     except UnicodeDecodeError:
-        raise BadInput(f"{path} is not UTF-8; save it as CSV UTF-8 (a choice of its own in spreadsheets)") from None
+        raise BadInput(f"{path} is not UTF-8; save it as CSV UTF-8") from None
     header = text.partition("\n")[0]
     separator = next((one for one in ",;\t" if one in header), ",")
     try:

@@ -24,7 +24,7 @@ CALIBRATED, OUTSIDE, NO_GO = "calibration case", "not covered by the labelled ca
 
 @dataclass(frozen=True)
 class ContractFinding:
-    """One thing about an image that does not fit the model's training."""
+    """One property of an image that differs from the training images."""
 
     level: str  # "warning" or "refusal"
     what: str  # "spacing", "axes", "intensity", "orientation"
@@ -93,7 +93,7 @@ class PredictedCase:
 
     @property
     def action(self) -> str | None:
-        """What the decision did with the candidates; None without output."""
+        """Action of the decision; None without output."""
         return None if self.decision is None else self.decision.action.value
 
     @property
@@ -102,7 +102,7 @@ class PredictedCase:
         return next((note for sign in (CALIBRATED, OUTSIDE) for note in self.noted(sign)), None)
 
     def noted(self, sign: str) -> tuple[str, ...]:
-        """The notes with this sign about the case itself."""
+        """Return the notes with this sign about the case itself."""
         return tuple(note for note in self.notes if sign in note and not note.startswith(NO_GO))
 
     @property
@@ -129,4 +129,6 @@ class PredictedCase:
             values["signals"] = numbered(plain.get("signals") or {})
             return cls(**values)
         except (KeyError, TypeError, AttributeError) as error:
-            raise BadInput(f"this is not the entry of a predicted case ({error}); predict the case again") from error
+            raise BadInput(
+                f"this is not the JSON file of a predicted case ({error}); predict the case again"
+            ) from error

@@ -2,7 +2,8 @@
 
 A *case* is one volume or image. Adaptation makes a *trajectory* for it: a ladder of candidate masks, step 0 being the
 source model M0. A controller sees an *observation* (label-free signals of the steps so far) and answers with a
-*verdict* that names a *state* of the ladder, or None for "one more step". What was decided, and why, is a *decision*.
+*verdict* that names a *state* of the ladder, or None for "one more step". A *decision* records the result and its
+reason.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ def check_case_id(case_id: str) -> str:
     """Refuse ids that are unsafe as file names: only letters, digits, dot, dash and underscore, at most 128."""
     if not _SAFE_ID.fullmatch(case_id):
         raise BadInput(
-            f"a case id holds 1-128 letters, digits, '.', '_' or '-' and does not begin with '.' or '-', "
-            f"got {case_id!r}; rename the file or the row"
+            f"a case id must have 1-128 letters, digits, '.', '_' or '-' and does not begin with '.' or '-', "
+            f"got {case_id!r}; rename the file or table row"
         )
     return case_id
 
@@ -50,8 +51,8 @@ def check_ladder(name: str) -> str:
     """Refuse ladder names that are unsafe as file names: only lower-case letters, digits and ``-_+.``, at most 64."""
     if not _LADDER.fullmatch(name):
         raise BadInput(
-            f"a ladder is named by 1-64 small letters, digits, '-', '_', '+' or '.', beginning with a letter or digit, "
-            f"got {name!r}"
+            "the name of a ladder must be 1-64 small letters, digits, '-', '_', '+' or '.', beginning with a letter "
+            f"or digit, got {name!r}"
         )
     return name
 
@@ -74,7 +75,7 @@ def made_case_id(name: str) -> str:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Case:
-    """One volume or image, without its label, so that nothing that decides can see the truth (A1, A9).
+    """One volume or image, without its label, so that no code that decides can read the label (A1, A9).
 
     Args:
         id: Name of the case: letters, digits, ``.``, ``_`` and ``-``.
@@ -83,7 +84,7 @@ class Case:
         group: Site, vendor or condition. Cut-points may differ by group.
         cluster: Patient or sequence. Cases of one cluster are split and resampled together.
         split: ``"calibration"``, ``"evaluation"``, or a name of your own.
-        modality: What the header of the image says, such as ``"MR"``; None if it says nothing.
+        modality: Modality in the header of the image, such as ``"MR"``; None if it says nothing.
 
     Example:
         >>> import numpy as np
@@ -129,7 +130,7 @@ class State:
         if self.step < 0 or not 0 <= self.shrink < 1:
             raise BadInput(f"need step >= 0 and 0 <= shrink < 1, got step {self.step} and shrink {self.shrink}")
         if self.step == 0 and self.shrink:
-            raise BadInput("step 0 is the source itself and cannot be shrunk toward it; use State(0)")
+            raise BadInput("step 0 is the source and cannot be interpolated toward itself; use State(0)")
         if self.step == 0 and self.ladder:
             raise BadInput(f"step 0 is the source, which all ladders share; use State(0), not ladder {self.ladder!r}")
         if self.ladder:
@@ -157,7 +158,7 @@ FAILED = "failed"  # there is no output
 
 
 class Action(str, Enum):
-    """What a decision did with the adaptation."""
+    """The action of a decision."""
 
     ROLLBACK = "rollback"  # deploy the cached M0 (D11)
     KEEP = "keep"  # deploy step k as it is
@@ -181,14 +182,13 @@ class Trajectory:
         seed: Seed of the run.
         seconds: Wall time of each step; ``seconds[0]`` is M0.
         spent: Cost of each signal: milliseconds per step and MiB of peak memory.
-        diagnostics: What the objective reported for each step, such as the loss.
+        diagnostics: Values that the objective reported for each step, such as the loss.
         ladder: Name of the ladder in an archive.
         rungs: Names of the candidates after M0 if they are not updates, such as ``"gamma(1.4)"``.
         left_out: Candidates that could not be predicted and repeat M0, with the reason.
         fold: Tuned weights that made the candidates: ``"fold-2"`` or ``"mean"``.
         trained_on: Patients whose labels trained those weights.
-        appearance: What the image looks like to the model, in label-free numbers; empty where nobody measured it.
-        ballots: Probabilities of all views, (view, class, voxel) in 255ths, where they differ from M0, if requested.
+        appearance: Appearance of the image for the model, in label-free numbers; empty if it was not measured.
 
     Example:
         >>> import numpy as np
@@ -216,7 +216,6 @@ class Trajectory:
     fold: str = ""
     trained_on: tuple[str, ...] = ()
     appearance: Mapping[str, float] = field(default_factory=dict)
-    ballots: NDArray[Any] | None = None
 
     def __post_init__(self) -> None:
         if not self.masks or len(self.masks) != len(self.signals):
@@ -248,13 +247,13 @@ class Trajectory:
                 )
             return self.shrunk[state]
         if state.step > self.steps:
-            raise BadInput(f"case {self.case_id} has steps 0 to {self.steps}, step {state.step} was asked for")
+            raise BadInput(f"case {self.case_id} has steps 0 to {self.steps}, got step {state.step}")
         return self.masks[state.step]
 
 
 @dataclass(frozen=True)
 class Observation:
-    """What a controller may see: the case's name and group, and the signals of steps 0..k. No label, no image."""
+    """The input of a controller: the case's name and group, and the signals of steps 0..k. No label, no image."""
 
     case_id: str
     group: str | None
@@ -317,7 +316,7 @@ class Controller(Protocol):
 
 @dataclass(frozen=True)
 class Decision:
-    """What was deployed for one case, and why (E13).
+    """The state that was deployed for one case, and why (E13).
 
     It is written to JSON as it is, with an infinite cut as the word "inf".
 
@@ -426,7 +425,7 @@ def deployed(controller: Controller, mask: Callable[[State], Mask], decision: De
 
 @dataclass(frozen=True)
 class Binding:
-    """What a policy or certificate was fitted on; it is refused for anything else."""
+    """Identity of the data that a policy or certificate was fitted on; it is refused for other data."""
 
     model: str  # sha256 of the source weights
     objective: str  # name of what makes candidates: "Tent", "views", "members", "tuned", or of an imported method
@@ -463,7 +462,7 @@ def joint_binding(ladders: Mapping[str, tuple[Binding, int]]) -> Binding:
 
 @dataclass(frozen=True, repr=False)
 class Policy:
-    """A calibrated controller as data: everything that a decision needs, and what it was fitted on.
+    """A calibrated controller as data: all numbers that a decision needs, and the data that they were fitted on.
 
     ``policy.json`` contains a policy.
 
@@ -472,19 +471,19 @@ class Policy:
         controller: Name of the controller in ``casewise.judge.controllers.CONTROLLERS``.
         options: Arguments of that controller, cut-points included.
         steps: Number of updates or candidates of the cases that it was fitted on.
-        binding: What it was fitted on; None for policies without calibration (``m0``, ``fixed-k``).
-        adaptation: How the calibration cases were adapted; empty: see ``binding``.
+        binding: Data that it was fitted on; None for policies without calibration (``m0``, ``fixed-k``).
+        adaptation: Adaptation of the calibration cases; empty: see ``binding``.
         calibration_id: sha256 over the ids of the calibration cases and their archive.
         calibration_cases: Ids of the calibration cases.
         calibration_clusters: Patient or sequence of each calibration case.
         calibration_inputs: sha256 of the image of each calibration case; empty if unknown.
         groups: Options that differ by group (S2).
-        preflight: What calibration found on the holdout.
+        preflight: Results of calibration on the holdout.
         exposures: Recorded looks at evaluation labels (F12).
         ladder: Ladder that it was fitted on, if an archive has several.
         ladders: For a policy that reads several ladders: how each was made.
         cleanup: Cleanup of the chosen mask, such as ``"largest(1,2)"``; M0 is never cleaned after a rollback.
-        appearance: What the calibration images look like to the model.
+        appearance: Appearance of the calibration images for the model.
         flag: Quality model, and the limit below which a case is flagged.
         schema: Version of the file format.
 

@@ -17,7 +17,7 @@ Item = TypeVar("Item")
 
 
 class Registry(Mapping[str, Item], Generic[Item]):
-    """A read-only dictionary of one kind of thing; an unknown name raises an error that suggests a known one.
+    """A read-only dictionary of named objects of one kind; an unknown name raises an error that suggests a known one.
 
     >>> fruit = Registry("fruit", {"apple": 1, "pear": 2})
     >>> fruit["aple"]
@@ -97,11 +97,11 @@ def check_names_no_code(record: Mapping[str, Any], *, where: str, typed: Collect
 
     Args:
         record: The record as its file holds it.
-        where: What the error calls the file.
+        where: Name of the file in the error.
         typed: Addresses that the person who runs casewise gave; these are accepted.
 
     Raises:
-        UnsafeInput: If the record holds an address that nobody typed.
+        UnsafeInput: If the record has an address that was not typed.
     """
     for field, value in record.items():
         if field in _DATA:
@@ -111,8 +111,8 @@ def check_names_no_code(record: Mapping[str, Any], *, where: str, typed: Collect
         found = next((one for one in addresses_in((field, value)) if one not in typed), None)
         if found is not None:
             raise UnsafeInput(
-                f"{where} names code in {field}: {found[:100]!r}; a file may name registered things only, so get the "
-                "file from somebody you trust, or make it again"
+                f"{where} names code in {field}: {found[:100]!r}; a file may name only registered things; make "
+                f"the file again, or get it from somebody you trust"
             )
 
 

@@ -24,7 +24,7 @@ def seed_of(run: int | str, case_id: str, step: int = 0) -> int:
 
 
 def content_id(array: NDArray[Any]) -> str:
-    """Name an array by its content, so that arrays without a name of their own get different seeds.
+    """Name an array by its content, so that unnamed arrays get different seeds.
 
     Args:
         array: Any array; its shape, type and values count.

@@ -53,7 +53,7 @@ def _together(brackets: str, parts: Any) -> str:
 
 
 def pluralize(number: int, one: str, many: str | None = None) -> str:
-    """A number with its word: "1 case", "3 cases"; ``many`` where an s is not enough.
+    """Return a number with its noun: "1 case", "3 cases"; ``many`` is the plural if it does not end in s.
 
     >>> pluralize(1, "case"), pluralize(0, "labelled case"), pluralize(2, "class", "classes")
     ('1 case', '0 labelled cases', '2 classes')

@@ -89,7 +89,7 @@ def nifti_folders(
 
     Args:
         folders: Folders with masks; None stays None.
-        keep: Where the NIfTI files are written: ``keep/0``, ``keep/1``, ... in the order of the folders.
+        keep: Folder for the NIfTI files: ``keep/0``, ``keep/1``, ... in the order of the folders.
         images: Folder with the image series, which gives every mask the grid of its series.
 
     Returns:
@@ -174,7 +174,7 @@ def _object(path: Path) -> MaskObject:
             series_uid = str(study.RTReferencedSeriesSequence[0].SeriesInstanceUID)
             names, values = {int(one.ROINumber): str(one.ROIName).strip() for one in header.StructureSetROISequence}, {}
     except (AttributeError, KeyError, IndexError, ValueError) as error:
-        raise BadInput(f"{_placed_name(path)} does not say what it is about ({error}); export it again") from error
+        raise BadInput(f"{_placed_name(path)} does not name its series ({error}); export it again") from error
     patient = f"patient-{short_hash(str(header.get('PatientID', '') or series_uid))}"
     return MaskObject(path, kind, series_uid, patient, names, values)
 
@@ -278,7 +278,7 @@ class _Segmentation:
         return np.asarray(volume.array)[..., 0] >= FRACTION
 
     def labelmap(self) -> NDArray[Any] | None:
-        """All segments at once where they cannot overlap."""
+        """All segments in one pass if they cannot overlap."""
         if str(self._stored.SegmentationType) == "FRACTIONAL":
             return None
         volume = self._stored.get_volume(combine_segments=True, skip_overlap_checks=True, allow_missing_positions=True)
@@ -350,9 +350,7 @@ def _fill(mask: Mask, grid: MaskGrid, about: MaskObject, numbers: Mapping[str, i
             index = (inverse[:3, :3] @ points.T + inverse[:3, 3:]).T
             at = round(float(index[:, 0].mean()))
             if float(np.abs(index[:, 0] - at).max()) > 0.5 or not 0 <= at < grid.shape[0]:
-                raise BadInput(
-                    f"{about.path.name}: a contour of {name} lies on no slice of its series; give its images with -i"
-                )
+                raise BadInput(f"{about.path.name}: a contour of {name} lies on no slice; give its images with -i")
             plane = planes.setdefault(at, np.zeros(grid.shape[1:], bool))
             plane ^= filled_polygon(index[:, 1:], grid.shape[1:])
         for at, plane in planes.items():

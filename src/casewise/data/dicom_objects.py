@@ -1,8 +1,8 @@
 """DICOM output: a segmentation (SEG) and a structured report (SR) that refer to their images.
 
-Both copy the patient and study of their source images, as an archive in a hospital needs it: they hold what those
-images hold. Segments are named as the model names its classes; their codes come from a small JSON file
-(``dicom_codes.json``, or one of yours), and a class that it does not know is coded as tissue.
+Both copy the patient and study of their source images, as an archive in a hospital needs it: they copy these fields
+from the images. Segments are named as the model names its classes; their codes come from a small JSON file
+(``dicom_codes.json``, or your own), and a class without an entry is coded as tissue.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _SCHEME = "99CASEWISE"  # a private scheme, as DICOM wants it to be called
 
 @dataclass(frozen=True)
 class Statement:
-    """Content of a report: the decision, whether a person should check the case, and what is promised."""
+    """Content of a report: the decision, the flag, and the promise."""
 
     decision: str  # one sentence
     flag: str  # why a person should look at it; empty where nobody needs to
@@ -99,7 +99,7 @@ def write_segmentation(
         BadInput: The mask does not fit the series, or holds a label without a name.
     """
     if kind not in ("binary", "labelmap"):
-        raise BadInput(f"a segmentation is binary or labelmap, got {kind!r}")
+        raise BadInput(f"a segmentation must be binary or labelmap, got {kind!r}")
     highdicom = _highdicom()
     if mask.shape != series.shape:
         raise BadInput(f"the mask has shape {mask.shape}, series {series.case_id} {series.shape}; resample it first")
@@ -192,7 +192,7 @@ def _code(parts: Sequence[str]) -> Any:
 def write_report(path: Path, series: Series, segmentation: Path, said: Statement) -> str:
     """Write the decision, the flag and the certificate's sentence as a structured report; the UID of the new object.
 
-    It refers to the segmentation that it speaks of and, through its evidence, to every source image.
+    It refers to its segmentation and, through its evidence, to every source image.
     """
     highdicom = _highdicom()
     import pydicom

@@ -123,7 +123,7 @@ def plain_files(folder: Path, *, links: bool = False) -> Iterable[Path]:
     for path in sorted(folder.rglob("*")):
         if path.is_file() and path.name != "DICOMDIR" and not path.name.startswith("."):
             if not links and root not in path.resolve().parents:
-                raise UnsafeInput(f"{path.name} is a link that leaves {folder}; copy the file into the folder")
+                raise UnsafeInput(f"{path.name} is a link out of {folder}; copy the file into the folder")
             yield path
 
 
@@ -156,9 +156,7 @@ def survey_series(
         except (BadInput, UnsafeInput) as error:
             refused[names[uid]] = error
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:  # pydicom's own kinds
-            refused[names[uid]] = BadInput(
-                f"series {names[uid]}: its headers cannot be used ({in_one_line(error)}); export it again"
-            )
+            refused[names[uid]] = BadInput(f"series {names[uid]}: bad headers ({in_one_line(error)}); export it again")
     return _studies(folder, found, refused, channels) if channels else (tuple(found), refused)
 
 
@@ -223,9 +221,8 @@ def check_channels(series: Sequence[Series], channels: Sequence[str], wanted: in
     there = ", ".join(repr(one.description) for one in (*study, *(more for one in study for more in one.more)))
     given = f"{len(channels)} series per case are" if channels else "1 series per case is"
     raise BadInput(
-        f"the model takes {wanted} channels, and {given} given; "
-        f"name a series for each by its description, in the model's order: --set channels='T1*,FLAIR*'. "
-        f"A study here holds {there}"
+        f"the model takes {wanted} channels, and {given} given; name a series for each by its description, in the "
+        f"model's order: --set channels='T1*,FLAIR*'. A study here holds {there}"
     )
 
 
@@ -295,7 +292,7 @@ def _series(case_id: str, headers: Sequence[tuple[Path, Any]], max_bytes: int) -
     _check_even(case_id, slices)
     promised = int(first.get("NumberOfSeriesRelatedInstances", 0) or 0)
     if promised > len(slices):
-        raise BadInput(f"series {case_id}: {promised} images are promised, {len(slices)} are here; send it again")
+        raise BadInput(f"series {case_id}: {promised} images are announced, {len(slices)} are present; send it again")
     cluster = f"patient-{short_hash(str(first.get('PatientID', '') or first.SeriesInstanceUID))}"
     study, modality = str(first.get("StudyInstanceUID", "")), str(first.get("Modality", ""))
     description = str(first.get("SeriesDescription", "") or "")
@@ -306,11 +303,11 @@ def _slice(case_id: str, path: Path, header: Any) -> Slice:
     if int(header.get("NumberOfFrames", 1) or 1) > 1:
         raise BadInput(f"series {case_id}: {path.name} holds several frames; export it as one file per slice")
     if int(header.get("SamplesPerPixel", 1)) != 1:
-        raise BadInput(f"series {case_id}: {path.name} is in colour; a series of grey slices is expected")
+        raise BadInput(f"series {case_id}: {path.name} is in color; a series must have grey slices")
     needed = ("ImagePositionPatient", "ImageOrientationPatient", "PixelSpacing")
     missing = ", ".join(tag for tag in needed if not header.get(tag))
     if missing:
-        raise BadInput(f"series {case_id}: {path.name} does not say {missing}, so it has no place; export it again")
+        raise BadInput(f"series {case_id}: {path.name} lacks {missing}, so its position is unknown; export it again")
     pixel_mm = (float(header.PixelSpacing[0]), float(header.PixelSpacing[1]))
     if not all(np.isfinite(size) and size > 0 for size in pixel_mm):
         raise BadInput(f"series {case_id}: {path.name} has PixelSpacing {_said(pixel_mm)}; it must be positive")
@@ -351,16 +348,14 @@ def _check_size(case_id: str, slices: Sequence[Slice], headers: Sequence[Any], m
     asked = rows * columns * len(slices) * 4
     if min(rows, columns) < 1 or asked > max_bytes:
         raise UnsafeInput(
-            f"series {case_id} asks for {asked / 2**30:.1f} GiB ({len(slices)} slices of {rows} x {columns}), "
+            f"series {case_id} needs {asked / 2**30:.1f} GiB ({len(slices)} slices of {rows} x {columns}), "
             f"at most {max_bytes / 2**30:.1f} GiB are allowed; crop it or raise the limit"
         )
     for one, header in zip(slices, headers, strict=True):
         packed = one.path.stat().st_size
         compressed = header.file_meta.TransferSyntaxUID.is_compressed
         if not compressed and packed < rows * columns * int(header.get("BitsAllocated", 16)) // 8:
-            raise BadInput(
-                f"series {case_id}: {one.path.name} is {packed} bytes long, less than its pixels; it is truncated"
-            )
+            raise BadInput(f"series {case_id}: {one.path.name} has {packed} bytes, less than its pixels: truncated")
 
 
 def _check_even(case_id: str, slices: Sequence[Slice]) -> None:
@@ -371,8 +366,8 @@ def _check_even(case_id: str, slices: Sequence[Slice]) -> None:
     gaps = np.diff(heights)
     for place in np.flatnonzero(gaps < TOLERANCE_MM).tolist():
         raise BadInput(
-            f"series {case_id}: {slices[place].path.name} and {slices[place + 1].path.name} lie at the same place; "
-            f"phases, echoes or time points must be series of their own"
+            f"series {case_id}: {slices[place].path.name} and {slices[place + 1].path.name} have the same "
+            f"position; export each phase, echo or time point as its own series"
         )
     usual = float(np.quantile(gaps, 0.5, method="lower"))
     for place in np.flatnonzero(np.abs(gaps - usual) > max(TOLERANCE_MM, 0.02 * usual)).tolist():
@@ -386,7 +381,7 @@ def _check_even(case_id: str, slices: Sequence[Slice]) -> None:
     aside = drift - (drift @ slices[0].normal) * slices[0].normal
     if np.linalg.norm(aside) > max(0.1, 0.01 * float(heights[-1] - heights[0])):
         raise BadInput(
-            f"series {case_id}: its slices are not straight above each other (a tilted gantry, "
+            f"series {case_id}: its slices are shifted against each other (a tilted gantry, "
             f"{np.linalg.norm(aside):.1f} mm aside); resample it to a straight grid first"
         )
 

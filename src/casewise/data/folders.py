@@ -133,9 +133,9 @@ class CaseFiles:
         """Return why these files must not be opened: a link is broken or leaves its folder; else None."""
         lost = [path for path in self.images if path.is_symlink() and not path.exists()]
         if lost:
-            return f"{lost[0].name} is a link to a file that is not there; fetch the file (git annex get), or remove it"
+            return f"{lost[0].name} is a link to a missing file; fetch the file (git annex get), or remove it"
         out = [path for path in self.images if path.parent.resolve() not in path.resolve().parents]
-        return f"{out[0].name} is a link that leaves its folder; copy the file into the folder" if out else None
+        return f"{out[0].name} is a link out of its folder; copy the file into the folder" if out else None
 
     def checked(self) -> CaseFiles:
         """Return these files; raise UnsafeInput if a link is broken or leaves their folder."""
@@ -158,7 +158,7 @@ def list_cases(folder: Path, *, ending: str | None = None, links: bool = False) 
         raise BadInput(f"{folder} is not a folder; give the folder that holds the images")
     files = sorted(path for path in folder.iterdir() if _is_entry(path) and _ending(path, ending) and _visible(path))
     if not files:
-        raise BadInput(f"{folder} holds no image that ends in {ending or ', '.join(READABLE)}")
+        raise BadInput(f"{folder} has no image that ends in {ending or ', '.join(READABLE)}")
     stems = {path: path.name[: -len(_ending(path, ending) or "")] for path in files}
     channels = {path: _CHANNEL.fullmatch(stem) for path, stem in stems.items()}
     if all(channels.values()):
@@ -180,9 +180,7 @@ def _check_distinct(cases: Iterable[CaseFiles]) -> None:
     for case in cases:
         other = known.setdefault(case.id, case)
         if other is not case:
-            raise BadInput(
-                f"{other.images[0].name} and {case.images[0].name} would both be case {case.id}; rename one of them"
-            )
+            raise BadInput(f"{other.images[0].name} and {case.images[0].name} would both be case {case.id}; rename one")
 
 
 def _is_entry(path: Path) -> bool:
@@ -221,14 +219,14 @@ def with_labels(cases: Sequence[CaseFiles], folder: Path) -> tuple[CaseFiles, ..
                 raise BadInput(f"{other.name} and {path.name} in {folder} are labels of one case; keep one of them")
     if not any(case.id in by_stem for case in cases):
         raise BadInput(
-            f"no label in {folder} is named after a case; cases are called {[case.id for case in cases[:3]]}, "
+            f"no label in {folder} has the name of a case; cases are called {[case.id for case in cases[:3]]}, "
             f"labels {sorted(by_stem)[:3]}"
         )
     return tuple(replace(case, label=by_stem.get(case.id)) for case in cases)
 
 
 def with_groups(cases: Sequence[CaseFiles], table: Path) -> tuple[CaseFiles, ...]:
-    """Add group, cluster and split from a CSV with the column case and those that ``data/folders.py`` knows."""
+    """Add group, cluster and split from a CSV with the column case and any column of ``COLUMNS``."""
     return tuple(with_table(cases, read_table(table)))
 
 

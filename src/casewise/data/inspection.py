@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from casewise.core.errors import BadInput, CasewiseError
 from casewise.core.text import pluralize
-from casewise.data.datasets.located import LocatedCase, files_of, is_volume
-from casewise.data.nifti import check_header
+from casewise.data.datasets.located import LocatedCase, files_of
+from casewise.data.nifti import check_header, is_volume
 from casewise.data.pictures import check_picture
 from casewise.data.splits import Cohort, cluster_of, count_patients
 
@@ -120,10 +120,10 @@ def _mixed(grids: Mapping[str, ImageGrid]) -> list[str]:
     orientations = Counter(grid.orientation for grid in grids.values() if grid.orientation)
     if len(orientations) > 1:
         counts = ", ".join(f"{name} {count}" for name, count in orientations.most_common())
-        problems.append(f"orientations are mixed ({counts}): a model that saw one will not know the others")
+        problems.append(f"orientations are mixed ({counts}): a model that was trained on one may fail on the others")
     axes = {len([size for size in grid.shape[:3] if size > 1]) for grid in grids.values()}
     if len(axes) > 1:
-        problems.append("pictures and volumes are mixed: load them apart")
+        problems.append("pictures and volumes are mixed: load them separately")
     return problems
 
 
@@ -194,7 +194,7 @@ def _spread(ids: Sequence[str], sample: int | None) -> list[str]:
 
 
 def _read(ids: Iterable[str], read: Callable[[str], Any], problems: list[str]) -> Iterator[tuple[str, Any]]:
-    """Yield (id, what was read); add a problem for what cannot be read."""
+    """Yield (id, what was read); add a problem for a file that cannot be read."""
     for case_id in ids:
         try:
             yield case_id, read(case_id)
@@ -228,7 +228,7 @@ def _strange_labels(cohort: Cohort, seen: Mapping[int, int]) -> list[str]:
     if strange:
         return [f"labels {strange} are none of the {len(cohort.classes)} classes {', '.join(cohort.classes)}"]
     if not cohort.classes and 255 in seen and cohort.ignore is None:
-        return ["label 255 is seen, and nothing says that it is to be ignored (plain folders: ignore=255)"]
+        return ["label 255 is seen, and it is not declared as ignored (plain folders: --option ignore=255)"]
     return []
 
 
@@ -249,8 +249,8 @@ def _gaps(cohort: Cohort) -> list[str]:
         gaps.append(f"{unlabelled} of {len(members)} cases have no label: they can be segmented, not scored")
     if all(member.cluster is None for member in members):
         gaps.append(
-            "nothing says which cases belong to one patient: each will count as its own "
-            "(say it in cases.csv, or with the loader option cluster)"
+            "no patient is named, so every case will count as one (name patients in cases.csv, or with the "
+            "loader option cluster)"
         )
     truths = [member.id for member in members if LABEL_NAME.search(member.id)]
     if truths:
@@ -260,7 +260,5 @@ def _gaps(cohort: Cohort) -> list[str]:
         splits.setdefault(cluster_of(member), set()).add(member.split)
     torn = [cluster for cluster, names in splits.items() if len(names) > 1]
     if torn:
-        gaps.append(
-            f"{pluralize(len(torn), 'cluster')} in more than one split, such as {torn[0]}: move their cases together"
-        )
+        gaps.append(f"{pluralize(len(torn), 'cluster')} in several splits, such as {torn[0]}: keep each in one")
     return gaps

@@ -71,6 +71,11 @@ class Volume:
     geometry: Geometry
 
 
+def is_volume(path: Path) -> bool:
+    """Return True if a file is named like a NIfTI file."""
+    return path.name.lower().endswith((".nii", ".nii.gz"))
+
+
 def check_header(path: Path, *, max_bytes: int = MAX_BYTES) -> Header:
     """Read a NIfTI header without unpacking the rest, and refuse impossible claims."""
     return _judged(path, _first_bytes(path, _NIFTI2), path.stat().st_size, packed=_is_packed(path), max_bytes=max_bytes)
@@ -93,11 +98,11 @@ def _judged(path: Path, start: bytes, size: int, *, packed: bool, max_bytes: int
     needed = header.bytes + int(header.offset)
     if packed and needed > DEFLATE_LIMIT * size + 2**16:
         raise UnsafeInput(
-            f"{path.name}: {size} packed bytes cannot hold the {needed} bytes that the header promises; "
-            f"the file is truncated or forged"
+            f"{path.name}: {size} packed bytes are too few for the {needed} bytes that the header announces; the "
+            f"file is truncated or forged"
         )
     if not packed and size < needed:
-        raise BadInput(f"{path.name}: the header promises {needed} bytes, the file has {size}; it is truncated")
+        raise BadInput(f"{path.name}: the header announces {needed} bytes, the file has {size}; it is truncated")
     return header
 
 
@@ -117,7 +122,7 @@ def _first_bytes(path: Path, count: int) -> bytes:
 
 
 def _fields(path: Path, start: bytes) -> Any:
-    """Return the fields of a NIfTI-1 or NIfTI-2 header by name, in either byte order; no value is believed."""
+    """Return the fields of a NIfTI-1 or NIfTI-2 header by name, in either byte order; values are not checked."""
     from nibabel import Nifti1Header, Nifti2Header
 
     if len(start) < _NIFTI1:
@@ -175,7 +180,8 @@ def _check_place(path: Path, fields: Any) -> None:
 
 
 def read_volume(path: Path, *, frame: int | None = None, max_bytes: int = MAX_BYTES) -> Volume:
-    """Read a volume behind the gate; ``frame`` picks one time point of a 4-D file without unpacking the others."""
+    """Read a volume after its header was checked; ``frame`` picks one time point of a 4-D file without unpacking the
+    others."""
     volume = _plain_volume(path, max_bytes=max_bytes) if frame is None else None
     if volume is not None:
         return volume
@@ -240,7 +246,7 @@ def _opened(path: Path) -> Any:
     except (OSError, EOFError, zlib.error, ImageFileError) as error:
         raise BadInput(f"{path.name} cannot be read ({error}); it is truncated or damaged") from error
     except (HeaderDataError, ValueError, ArithmeticError, KeyError) as error:
-        raise BadInput(f"{path.name}: its header makes no sense ({error}); export the file again") from error
+        raise BadInput(f"{path.name}: its header is invalid ({error}); export the file again") from error
 
 
 def _voxels(path: Path, image: Any, header: Header, frame: int | None) -> NDArray[Any]:
@@ -259,10 +265,14 @@ def read_label(path: Path, *, frame: int | None = None) -> Mask:
 
 def whole_numbers(voxels: NDArray[Any], name: str, *, within: float = 0.0) -> Mask:
     """Return the voxels of a label as integers; refuse floats further than ``within`` from a whole number."""
-    if np.issubdtype(voxels.dtype, np.integer):
+    if voxels.dtype.kind in "biu":
         return voxels
-    if not np.isfinite(voxels).all() or np.abs(voxels - np.rint(voxels)).max(initial=0) > within:
-        raise BadInput(f"{name} holds values that are not whole numbers; it is not a label")
+    if (
+        voxels.dtype.kind != "f"
+        or not np.isfinite(voxels).all()
+        or np.abs(voxels - np.rint(voxels)).max(initial=0) > within
+    ):
+        raise BadInput(f"{name} has values that are not whole numbers; it is not a label")
     return np.asarray(np.rint(voxels).astype(np.int32))
 
 
@@ -273,7 +283,7 @@ def read_geometry(path: Path) -> Geometry:
 
 
 def check_same_place(image: Path, label: Path, *, reorients: bool = False) -> None:
-    """Refuse a label that does not lie where its image lies.
+    """Refuse a label whose position differs from that of its image.
 
     Masks are compared voxel by voxel, so a label whose affine is shifted or flipped against its image would be paired
     with other tissue. A corner of the label may be off by half the smallest voxel side. Files that are no NIfTI,
@@ -282,14 +292,14 @@ def check_same_place(image: Path, label: Path, *, reorients: bool = False) -> No
     Args:
         image: File of the image.
         label: File of its label.
-        reorients: Whether the reader turns both to one orientation; then flips are no difference.
+        reorients: True if the reader turns both to one orientation; then flips are no difference.
 
     Raises:
-        BadInput: If the two lie in different places; the message holds both affines.
+        BadInput: If their positions differ; the message holds both affines.
     """
     import nibabel
 
-    if not all(path.name.lower().endswith((".nii", ".nii.gz")) for path in (image, label)):
+    if not (is_volume(image) and is_volume(label)):
         return
     there, here = read_geometry(image), read_geometry(label)
     if any(_says_nothing(one) for one in (there, here)):
@@ -309,7 +319,7 @@ def check_same_place(image: Path, label: Path, *, reorients: bool = False) -> No
     if gap > 0.5 * float(np.linalg.norm(affines[0][:3, :3], axis=0).min()):
         said = [np.array2string(affine[:3], precision=4, separator=", ").replace("\n", "") for affine in affines]
         raise BadInput(
-            f"{label.name} does not lie where its image lies, it is up to {gap:.3g} mm off: the affine of the image is "
+            f"{label.name} and its image have different positions, up to {gap:.3g} mm off: the affine of the image is "
             f"{said[0]}, that of the label {said[1]}; correct the file, or pass --set ignore-geometry=true"
         )
 

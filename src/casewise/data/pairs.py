@@ -20,21 +20,21 @@ from casewise.core.errors import BadInput, BadPair, CasewiseError, UnsafeInput, 
 from casewise.core.formats import read_csv, read_npy
 from casewise.core.records import Mask, check_case_id, made_case_id
 from casewise.data.folders import CaseTable, read_table, with_table
-from casewise.data.nifti import read_volume
+from casewise.data.nifti import read_volume, whole_numbers
 from casewise.data.pictures import ENDINGS as PICTURES
 from casewise.data.pictures import read_label_picture, read_picture
 
 ENDINGS = (".nii.gz", ".nii", ".png", ".npy")
 KINDS = {
-    "missing": "a mask without its partner",
+    "missing": "a mask without a counterpart in the other folder",
     "unlabelled": "a pair without a label, where labels were given",
     "unreadable": "a file that cannot be read",
     "channels": "several channels or probabilities instead of one label per voxel",
     "shape": "masks of different shapes",
-    "affine": "masks that lie at different places",
-    "labels": "a label value that only one of the two folders ever has",
+    "affine": "masks with different positions",
+    "labels": "a label value that occurs in only one of the two folders",
     "empty": "a mask without any foreground, where the label (if there is one) has some",
-    "broke": "a case whose comparison broke off: its process died, or met an error that nobody expected",
+    "broke": "a case whose comparison failed: its process died, or had an unexpected error",
 }
 """Kinds of trouble with pairs, by the word that ``--allow`` takes."""
 
@@ -92,7 +92,7 @@ def find_pairs(
     if not any(pair.old and pair.new for pair in pairs):
         few = sorted(path.name for path in (pair.old or pair.new for pair in pairs) if path)[:2]
         raise BadInput(
-            f"no file of {old} has a partner of the same name in {new} (such as {few}); name the pairs in a table with "
+            f"no file of {old} has the same name as a file in {new} (such as {few}); name the pairs in a table with "
             f"the columns case, old, new: --names pairs.csv"
         )
     return tuple(pairs if cases is None else _described(pairs, read_table(cases)))
@@ -164,11 +164,11 @@ def read_pair(pair: Pair, *, resample: str | None = None) -> tuple[Placed, Place
     Other shapes or places are refused; ``resample="nearest"`` brings new and label onto the old grid instead.
     """
     if resample not in (None, "nearest"):
-        raise BadInput(f"--resample knows nearest, got {resample!r}; masks hold labels, which cannot be averaged")
+        raise BadInput(f"--resample must be nearest, got {resample!r}; masks hold labels, which cannot be averaged")
     for name in ("old", "new"):
         if getattr(pair, name) is None:
             other = "new" if name == "old" else "old"
-            raise BadPair("missing", f"{pair.id} has {other} and no {name} mask; predict it, or leave the case out")
+            raise BadPair("missing", f"{pair.id} has {other} and no {name} mask; predict it, or remove the case")
     assert pair.old is not None
     assert pair.new is not None
     old = read_placed(pair.old)
@@ -182,14 +182,12 @@ def read_placed(path: Path) -> Placed:
     """Read a mask with its spacing and affine; it must have one whole number per voxel."""
     try:
         if path.name.lower().endswith(".npy"):
-            placed = Placed(_whole_numbers(path, read_npy(path)))
+            placed = Placed(whole_numbers(read_npy(path), path.name))
         elif path.name.lower().endswith(".png"):
             placed = Placed(read_label_picture(path))
         else:
             volume = read_volume(path)
-            placed = Placed(_whole_numbers(path, volume.voxels), volume.spacing_mm, volume.geometry.affine)
-    except BadPair:
-        raise
+            placed = Placed(whole_numbers(volume.voxels, path.name), volume.spacing_mm, volume.geometry.affine)
     except (CasewiseError, ValueError, EOFError, OSError) as error:
         kind = "channels" if _has_channels(error) else "unreadable"
         said = without_folders(in_one_line(error) if isinstance(error, OSError) else str(error), (path.parent,))
@@ -204,18 +202,7 @@ def read_placed(path: Path) -> Placed:
 
 
 def _has_channels(error: Exception) -> bool:
-    return " axes " in str(error) or "one number a pixel" in str(error) or "one number per pixel" in str(error)
-
-
-def _whole_numbers(path: Path, voxels: NDArray[Any]) -> Mask:
-    if voxels.dtype.kind in "biu":
-        return voxels
-    if voxels.dtype.kind != "f" or not np.array_equal(voxels, np.rint(voxels)):
-        raise BadPair(
-            "channels", f"{path.name} holds values that are not whole numbers; compare masks, not probabilities"
-        )
-    whole: Mask = np.rint(voxels).astype(np.int32)
-    return whole
+    return any(said in str(error) for said in (" axes ", "one number a pixel", "not whole numbers"))
 
 
 def _on_grid(case_id: str, name: str, placed: Placed, grid: Placed, resample: str | None) -> Placed:
@@ -239,7 +226,7 @@ def _on_grid(case_id: str, name: str, placed: Placed, grid: Placed, resample: st
         )
     if placed.mask.ndim != grid.mask.ndim:
         raise BadPair(
-            "shape", f"{case_id}: old has {grid.mask.ndim} axes, {name} {placed.mask.ndim}; nothing fits them"
+            "shape", f"{case_id}: old has {grid.mask.ndim} axes, {name} {placed.mask.ndim}; they cannot be compared"
         )
     return replace(grid, mask=_nearest(placed, grid))
 
@@ -296,7 +283,7 @@ def label_sets(
             case_id, count = first[side][value], masks[side][value]
             sentence = (
                 f"{called(value)} is in {count} {side} masks (such as {case_id}) and in no {other} one; the new "
-                f"version {done}, or its classes are others: name those to compare with --classes"
+                f"version {done}, or its classes differ: name those to compare with --classes"
             )
             found.append((case_id, sentence))
     return found
@@ -319,8 +306,8 @@ def label_names(given: str | None, folders: Sequence[Path]) -> tuple[dict[int, s
         for label, name in ({} if file is None else _names_of(_json(file))).items():
             if names.setdefault(label, name) != name:
                 said.append(
-                    f"label {label} is {names[label]!r} in {by[label]} and {name!r} in {file}; the classes of the two "
-                    f"versions are others: bring them to one numbering, or say --label-names"
+                    f"label {label} is {names[label]!r} in {by[label]} and {name!r} in {file}; the two versions "
+                    f"number their classes differently: use one numbering, or give --label-names"
                 )
             by.setdefault(label, file)
     return names, said
@@ -347,7 +334,7 @@ def _json(file: Path) -> Any:
 def _names_of(plain: Any) -> dict[int, str]:
     """Label numbers and names from {"LV": 1} (nnU-Net 2) or {"1": "LV"} (nnU-Net 1), also below the key labels.
 
-    Regions of several labels have no number of their own and are left out, and what no reader could read.
+    Regions of several labels have no number and are left out, as are entries that cannot be read.
     """
     inner = plain.get("labels", plain) if isinstance(plain, Mapping) else None
     names: dict[int, str] = {}

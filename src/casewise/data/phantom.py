@@ -59,7 +59,7 @@ def _bias_field(shape: tuple[int, ...], amplitude: float, rng: np.random.Generat
     return np.asarray(np.exp(amplitude * field))[None]
 
 
-NOTICE = "A program made these cases. This page shows how the system works; it is no evidence that it helps patients."
+NOTICE = "These cases are simulated. They show how casewise works and are no evidence that it helps patients."
 CLASSES = ("background", "left ventricle", "myocardium", "right ventricle")
 SIZE = 96
 _LV, _MYO, _RV = 1, 2, 3
@@ -119,7 +119,7 @@ def _case(member: Member, vendor: str, run: int) -> Case:
 
 
 def _anatomy(member: Member, run: int) -> tuple[Mask, NDArray[np.float32], np.random.Generator]:
-    """Labels and tissue intensities, both (slices, rows, columns), and the generator that goes on to the scanner."""
+    """Labels and tissue intensities, both (slices, rows, columns), and the generator for the scanner."""
     rng = np.random.default_rng(seed_of(run, member.id))
     heart = Heart.draw(rng)
     depth = np.linspace(0.0, 1.0, heart.slices)

@@ -62,7 +62,7 @@ def _judged(path: Path, max_pixels: int) -> Iterator[Any]:
             with Image.open(path, formats=list(FORMATS)) as image:
                 if image.width * image.height > max_pixels:
                     raise UnsafeInput(
-                        f"{path.name} claims {image.width} x {image.height} pixels, at most {max_pixels} are allowed"
+                        f"{path.name} claims {image.width} x {image.height} pixels; allowed: {max_pixels}"
                     )
                 yield image
     except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:

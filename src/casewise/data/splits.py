@@ -85,9 +85,7 @@ class Cohort:
 
     def _member(self, case_id: str) -> Member:
         if case_id not in self.members:
-            raise BadInput(
-                f"{self.name} has no case {case_id!r}; it has {pluralize(len(self), 'case')}, such as {self.ids[:3]}"
-            )
+            raise BadInput(f"{self.name} has no case {case_id!r}; it has {len(self)}, such as {self.ids[:3]}")
         return self.members[case_id]
 
 
@@ -124,14 +122,14 @@ def holdout(cohort: Cohort, *, share: float = 0.2, seed: int = RESAMPLING_SEED, 
     draw. A cluster that spans groups is drawn with the group of its first case. ``round`` takes halves to even.
     """
     if not 0 < share < 1:
-        raise BadInput(f"the share of the holdout lies between 0 and 1, got {share}")
+        raise BadInput(f"the share of the holdout must be between 0 and 1, got {share}")
     drawn: set[str] = set()
     for group, clusters in _clusters(cohort.members, per_group).items():
         count = round(share * len(clusters))
         if not 0 < count < len(clusters):
             raise TooFewCases(
                 f"group {group or '(none)'} has {pluralize(len(clusters), 'cluster')}; a share of {share:g} is {count} "
-                f"of them, and both sides need one: choose another share, or draw from all groups together"
+                "of them, and both sides need at least one: choose another share, or draw from all groups together"
             )
         generator = np.random.default_rng(seed_of(seed, group))
         drawn.update(str(name) for name in generator.choice(sorted(clusters), size=count, replace=False))
@@ -156,11 +154,11 @@ def count_patients(cases: Iterable[Clustered]) -> int:
 
 
 def fold_of(clusters: Sequence[Any], folds: int, *, seed: int = RESAMPLING_SEED) -> NDArray[np.int64]:
-    """Deal patients into folds: the fold of each case, the cases of one cluster together.
+    """Divide patients into folds: return the fold of each case; cases of one cluster are together.
 
     Args:
         clusters: The cluster (patient or sequence) of each case.
-        folds: How many folds; they differ by at most one cluster.
+        folds: Number of folds; they differ by at most one cluster.
         seed: Of the order in which clusters are dealt.
 
     Returns:
@@ -175,9 +173,7 @@ def fold_of(clusters: Sequence[Any], folds: int, *, seed: int = RESAMPLING_SEED)
     """
     names, number = np.unique(np.asarray(clusters), return_inverse=True)
     if len(names) < folds or folds < 2:
-        raise TooFewCases(
-            f"{folds} folds need at least two folds and as many clusters, got {pluralize(len(names), 'cluster')}"
-        )
+        raise TooFewCases(f"{folds} folds need 2 or more and as many clusters, got {pluralize(len(names), 'cluster')}")
     fold = np.empty(len(names), np.int64)
     fold[np.random.default_rng(seed).permutation(len(names))] = np.arange(len(names)) % folds
     return np.asarray(fold[number])
@@ -219,6 +215,6 @@ def check_disjoint(
         both = [("case", cases), ("cluster", clusters)]
         shared = [f"{pluralize(len(found), kind)} ({', '.join(found[:5])})" for kind, found in both if found]
         raise Overlap(
-            f"{names[0]} and {names[1]} share {' and '.join(shared)}; cases of one patient must be on one "
-            f"side: take them out of one of the two"
+            f"{names[0]} and {names[1]} share {' and '.join(shared)}; cases of one patient must be on one side: "
+            f"remove them from one of the two"
         )

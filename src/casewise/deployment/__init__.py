@@ -1,7 +1,7 @@
-"""A model, what it proposes, and the policy that decides: everything that is needed to segment new cases.
+"""A model, its proposers, and the policy that decides: everything that is needed to segment new cases.
 
 :func:`casewise.fit` makes a deployment, :meth:`Deployment.save` writes it as one folder, :func:`load` reads it back.
-Whatever fails in a case after M0 was predicted, a deployment returns M0 and says so.
+If a case fails after M0 was predicted, a deployment returns M0 and reports the error.
 """
 
 from __future__ import annotations
@@ -71,19 +71,19 @@ class CaseResult:
     Attributes:
         mask: The mask to use.
         source_mask: M0, the mask of the frozen model.
-        decision: Which candidate was chosen, and why.
+        decision: The chosen candidate and the reason.
         trajectory: The candidates of the chosen ladder.
         status: ``"done"``, or ``"fallback"`` where M0 replaced a failure.
-        error: What failed, where something did.
+        error: Error, if the case failed.
         findings: Findings of the input contract.
         ladders: Candidates of every ladder, where several were read.
-        notes: What a reader of this case must know, such as that no promise covers it.
-        appearance: What the image looks like to the model; None where the policy does not ask.
+        notes: Warnings about this case, for example that no promise covers it.
+        appearance: Appearance of the image for the model; None where the policy does not ask.
         monitor: State of the watch after this case.
         volumes: Volume of every label of the mask by number: ml, or voxels where the spacing is not known.
         measures: Declared measures of the mask: value, low, high, level, unit, and why there is no interval. Measures
             over several scans of a patient need :meth:`Deployment.predict_folder`.
-        no_interval: Why measures of this case have no interval; empty where they have one.
+        no_interval: Reason if measures of this case have no interval; empty where they have one.
         seconds: Wall time.
     """
 
@@ -105,7 +105,7 @@ class CaseResult:
 
     @property
     def reason(self) -> str:
-        """Why this mask was chosen, in one sentence."""
+        """The reason for the chosen mask, in one sentence."""
         return self.decision.reason
 
     @property
@@ -131,7 +131,7 @@ class CaseResult:
 
 @dataclass(frozen=True)
 class Deployment:
-    """How cases are segmented. Not for two threads at once: there is one network, and it is lent out.
+    """Model, proposers and policy. Not for two threads at once: there is one network, and it is lent out.
 
     Args:
         model: An ``nn.Module`` that returns logits, a folder, a hub id, a :class:`~casewise.adapt.model.Model`, or a
@@ -140,10 +140,10 @@ class Deployment:
         proposers: Proposers by ladder, for a policy that was not calibrated; otherwise the policy's own.
         certificate: The promise that holds for this policy.
         watch: Monitors that see every decision and may suspend the policy.
-        contract: What happens to images that the model was not trained for: ``"refuse"``, ``"warn"`` or ``"off"``.
+        contract: Reaction to images that the model was not trained for: ``"refuse"``, ``"warn"`` or ``"off"``.
         max_ram: Bytes for one case; larger cases are refused before the first forward pass.
         force: Deploy a policy that calibration advised against; every output says so.
-        void: Why the certificate no longer holds, where the watch is kept elsewhere.
+        void: Reason why the certificate no longer holds, if the watch is kept elsewhere.
         measures: Clinical measures that are computed for every mask, with their intervals.
         folder: Folder of a saved deployment; tuned weights are read from there.
 
@@ -185,7 +185,7 @@ class Deployment:
 
     @property
     def trusted(self) -> dict[str, Any]:
-        """What may run code of the model: checkpoint, bundle, architectures."""
+        """Parts of the model that may run code: checkpoint, bundle, architectures."""
         own = self.model
         if not isinstance(own, Model):  # a network in memory: nothing was read
             return {"checkpoint": False, "bundle": False, "architectures": []}
@@ -210,7 +210,7 @@ class Deployment:
 
     @property
     def binding(self) -> Binding:
-        """What a policy must have been fitted on to decide here."""
+        """The binding that a policy must have to decide here."""
         backbone = self.backbone
         if not self.policy.ladders:
             return self.adaptation.binding(backbone)
@@ -220,7 +220,7 @@ class Deployment:
 
     @property
     def active_policy(self) -> Policy:
-        """What decides the next case: the policy, or M0 once the watch suspended it."""
+        """The policy for the next case: the policy, or M0 once the watch suspended it."""
         return self.policy if self.watch is None else self.watch.policy(self.policy)
 
     @property
@@ -230,7 +230,7 @@ class Deployment:
 
     @property
     def suspended(self) -> bool:
-        """True if an alarm was raised: M0 for every case until somebody calibrates again."""
+        """True if an alarm was raised: M0 for every case until the policy is calibrated again."""
         return self.watch is not None and self.watch.state.suspended
 
     @property
@@ -244,7 +244,7 @@ class Deployment:
 
     @property
     def why_void(self) -> str | None:
-        """Why the certificate no longer holds; None where it does, or where there is none."""
+        """Reason why the certificate no longer holds; None where it does, or where there is none."""
         if self.certificate is None:
             return None
         if no_go(self.policy) is not None:
@@ -253,7 +253,7 @@ class Deployment:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What every output of this deployment says."""
+        """Warnings that every output of this deployment shows."""
         advised = no_go(self.policy)
         forced = () if advised is None else (f"{advised}. It was deployed all the same (--set force=true).",)
         return (*forced, *(() if self.why_void is None else (self.why_void,)))
@@ -277,8 +277,8 @@ class Deployment:
         """
         if self.adapts and not self.proposers:
             raise BadInput(
-                f"policy {self.policy.name!r} does not say how candidates are made; calibrate it on an archive, or "
-                "give proposers={'': Adaptation('tent')}"
+                f"policy {self.policy.name!r} does not name its proposers; calibrate it on an archive, "
+                f"or give proposers={'': Adaptation('tent')}"
             )
         if self.adapts:
             check_bound(self.policy, self.proposers, self.backbone)
@@ -353,7 +353,7 @@ class Deployment:
 
         Args:
             images: Folder of images, as nnU-Net or casewise reads them.
-            out: Folder for the masks; it is made if it is not there.
+            out: Folder for the masks; it is created if it does not exist.
             **options: As in :func:`casewise.run.predict_folder.predict_all`: ``jobs``, ``resume``, ``overwrite``, ...
 
         Returns:
@@ -364,7 +364,7 @@ class Deployment:
         return predict_all(self, Path(images), Path(out), **options)
 
     def summary(self) -> str:
-        """Say in about ten lines what the deployment was fitted on, what it does and what it gains.
+        """Describe the deployment in about ten lines: labelled cases, policy, expected gain, promise.
 
         Raises:
             BadInput: If the deployment was not made by :func:`casewise.fit`.
@@ -385,7 +385,7 @@ class Deployment:
         """Write the deployment as one folder: policy, certificate, tuned weights, hashes.
 
         Args:
-            folder: Where to write; it is made if it is not there.
+            folder: Folder to write; it is created if it does not exist.
             copy_model: Put a copy of the model folder inside, so that the folder can be moved alone.
 
         Returns:
@@ -438,7 +438,7 @@ class Deployment:
         return replace(found, mask=mask, decision=decision, appearance=look, notes=notes)
 
     def _fallen_back(self, case: Case, ready: Prepared, policy: Policy, error: Exception) -> CaseResult:
-        """Return M0 after a failure; raise what concerns the image itself."""
+        """Return M0 after a failure; raise errors about the image itself."""
         if isinstance(error, MovedUnselected):
             forget_loaded()  # the network was given back; the next case loads it again nevertheless
         reason = f"adaptation failed: {in_one_line(error)}"
@@ -480,7 +480,7 @@ class Deployment:
             return forwards.mask(where=f"in M0 of case {case.id}")
 
     def _notes(self, case: Case, found: CaseResult) -> tuple[str, ...]:
-        """Return what a reader of this case must know; a calibration case is recognized by its image."""
+        """Return the warnings about this case; a calibration case is recognized by its image."""
         image = image_sha256(case.image)
         seen = calibration_case(self.policy, case.id, cluster=case.cluster, input_sha256=image)
         beyond = None if self.certificate is None else outside_promise(self.certificate, found.decision, image)
@@ -494,8 +494,8 @@ class Deployment:
         refusals = [finding.message for finding in findings if finding.level == "refusal"]
         if refusals and self.contract == "refuse":
             raise Refused(
-                f"case {case.id} breaks the model's input contract: {'; '.join(refusals)}; correct the file, or pass "
-                "--set contract=warn"
+                f"case {case.id} does not meet the model's input contract: {'; '.join(refusals)}; correct the file, or "
+                "pass --set contract=warn"
             )
         return findings
 
@@ -512,7 +512,7 @@ class Deployment:
 
 @contextmanager
 def _refusing(case: Case) -> Iterator[None]:
-    """Turn what a library raises when memory or an image does not suffice into a refusal of the image."""
+    """Turn errors of libraries about memory or the image into a refusal of the image."""
     try:
         yield
     except CasewiseError:

@@ -1,6 +1,6 @@
 """A deployment as one folder: policy, certificate, tuned weights and hashes; the model inside or beside it.
 
-``deployment.json`` lists every file with its hash and says which model belongs to it. A folder that was changed, or
+``deployment.json`` lists every file with its hash and names its model. A folder that was changed, or
 that meets another model, is refused.
 """
 
@@ -39,7 +39,7 @@ def save(deployment: Deployment, folder: Path, *, copy_model: bool) -> Path:
     """Write a deployment; see :meth:`Deployment.save`."""
     if deployment.adapts and not (deployment.policy.adaptation or deployment.policy.ladders):
         raise BadInput(
-            f"policy {deployment.policy.name!r} does not say how its candidates are made, so it cannot be saved; "
+            f"policy {deployment.policy.name!r} does not name its proposers, so it cannot be saved; "
             "calibrate the policy on an archive, or use casewise.fit"
         )
     folder.mkdir(parents=True, exist_ok=True)
@@ -113,13 +113,13 @@ def open_deployment(model: Any, policy: str | Path | None = None, **options: Any
     spec = model.spec if isinstance(model, Model) else model
     if isinstance(spec, (str, Path)) and is_deployment(spec):
         if policy is not None:
-            raise BadInput(f"{spec} is a deployment and has a policy of its own; leave --policy out")
+            raise BadInput(f"{spec} is a deployment with its own policy; leave --policy out")
         found = load(spec, model=moved, **typed, **_typed_for(model), **options)
         certificate = certificate or found.certificate
     elif policy is None:
         raise BadInput(NO_POLICY)
     elif moved is not None:
-        raise BadInput(f"--model-at says where the model of a deployment lies, and {spec} is none; leave it out")
+        raise BadInput(f"--model-at works only with a deployment, and {spec} is none; leave it out")
     else:
         chosen, beside = _policy_at(str(policy), typed["controller"], force=bool(options.get("force")))
         found = Deployment(model, chosen, proposers_of(chosen, typed=typed["objective"]), **options)
@@ -133,9 +133,8 @@ def open_deployment(model: Any, policy: str | Path | None = None, **options: Any
 
 
 NO_POLICY = (
-    "there is no policy, so nothing says when to use another mask than the model's own. Make a deployment from "
-    "labelled cases: casewise fit -m MODEL -i IMAGES -l LABELS -o DEPLOYMENT, then give -m DEPLOYMENT; or pass "
-    "--policy m0 for the model's own masks"
+    "there is no policy that decides between masks. Make a deployment from labelled cases: casewise fit -m MODEL -i "
+    "IMAGES -l LABELS -o DEPLOYMENT, then give -m DEPLOYMENT; or pass --policy m0 for the model's own masks"
 )
 CERTIFIED_POLICY = "policy-certified.json"
 
@@ -173,9 +172,7 @@ def _typed_for(model: Any) -> dict[str, Any]:
     taken = ("device", "weights", "trust", "trust_bundle", "trust_architectures")
     plain = Model(model.spec)
     if own := [n for n in Model.__dataclass_fields__ if n not in taken and getattr(model, n) != getattr(plain, n)]:
-        raise BadInput(
-            f"{model.spec} is a deployment, its model has {', '.join(own)} of its own; leave the options out"
-        )
+        raise BadInput(f"{model.spec} is a deployment that fixes {', '.join(own)}; leave these options out")
     typed = {name: getattr(model, name) for name in taken}
     return {name: value for name, value in typed.items() if name == "device" or value}
 
@@ -253,7 +250,7 @@ def read_description(folder: Path) -> dict[str, Any]:
     """Read ``deployment.json`` and compare every file that it lists with its hash."""
     file = folder / DEPLOYMENT
     if not file.is_file():
-        raise BadInput(f"{folder} holds no deployment (there is no {DEPLOYMENT}); make one with casewise fit")
+        raise BadInput(f"{folder} is no deployment (it has no {DEPLOYMENT}); make one with casewise fit")
     try:
         plain: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         content = {name: value for name, value in plain.items() if name != "sha256"}
@@ -287,11 +284,11 @@ def _model_of(folder: Path, facts: dict[str, Any], given: Any, fields: dict[str,
     spec = str(folder / MODEL) if given is None and spec == MODEL else str(spec)
     if given is None and any(addresses_in(spec)) and not spec.startswith(OWN_NETWORKS) and not Path(spec).exists():
         raise UnsafeInput(
-            f"{folder} names the model {spec[:100]!r}, which is code to import; if you know it and would run it, type "
-            f"the same: --model-at {spec[:100]}"
+            f"{folder} names the model {spec[:100]!r}, which is code to import; if you trust it, add "
+            f"--model-at {spec[:100]}"
         )
     if "/" in spec and Path(spec).is_absolute() and not Path(spec).exists():
-        raise BadInput(f"the model of {folder} is not at {spec} any more; say where it is with --model-at FOLDER")
+        raise BadInput(f"the model of {folder} is no longer at {spec}; name its folder with --model-at FOLDER")
     known = {
         name: tuple(value) if isinstance(value, list) else value
         for name, value in facts.items()
@@ -308,7 +305,7 @@ OWN_NETWORKS = "casewise.adapt.networks:"
 
 
 def _copy_model(source: Path, target: Path) -> None:
-    """Copy a model folder; refuse to mix it with files that are there already."""
+    """Copy a model folder; refuse to mix it with existing files."""
     if not source.is_dir():
         raise BadInput(f"only a model folder can be copied, {str(source)!r} is none")
     if source.resolve() == target.resolve():

@@ -1,11 +1,11 @@
-r"""What images look like to a model, in a few label-free numbers: is a new image of the kind that was calibrated on?
+r"""Appearance of images for a model, in a few label-free numbers: is a new image of the kind that was calibrated on?
 
 A policy and its promises hold for cases that are exchangeable with the calibration cases. Images of another modality
 or protocol are not. Three questions are answered here, none of them with a label:
 
-- :func:`outside`: does one image lie outside of what the calibration patients showed?
+- :func:`outside`: is one image outside the range of the calibration patients?
 - :func:`folder_differs`: do the patients of a folder look unlike the calibration patients, as a group?
-- :func:`known_appearance`: what the calibration patients showed, small enough to be stored with a policy.
+- :func:`known_appearance`: the numbers of the calibration patients, small enough to be stored with a policy.
 
 The patient is the unit. Each number :math:`x` of an image is compared with :math:`n` calibration patients, mean
 :math:`m` and standard deviation :math:`s`:
@@ -47,12 +47,12 @@ _FLOORS = {"intensity": 0.05, "texture": 0.02, "spacing": 0.05, "share": 0.1, "b
 
 @dataclass(frozen=True)
 class Appearance:
-    """What one image looks like to a model, without a label.
+    """Label-free numbers that describe one image.
 
     Args:
         case_id: Name of the case.
         numbers: Finite numbers by name, as :func:`appearance_numbers` measures them.
-        cluster: Patient or sequence; None where the case is one of its own.
+        cluster: Patient or sequence; None if the case counts as one patient.
     """
 
     case_id: str
@@ -61,7 +61,7 @@ class Appearance:
 
     @property
     def modality(self) -> str | None:
-        """What the header says ("MR", "CT"), None where it says nothing."""
+        """The modality in the header ("MR", "CT"), or None."""
         return next((name.removeprefix(MODALITY) for name in self.numbers if name.startswith(MODALITY)), None)
 
     @property
@@ -76,7 +76,7 @@ class Appearance:
 
 @dataclass(frozen=True)
 class KnownAppearance:
-    """What the calibration patients looked like; plain data, stored with a policy or a deployment.
+    """Appearances of the calibration patients; plain data, stored with a policy or a deployment.
 
     Args:
         names: The numbers that every calibration case has.
@@ -90,7 +90,7 @@ class KnownAppearance:
 
     def __post_init__(self) -> None:
         if len(self.patients) < 2:
-            raise BadInput(f"the look of a cohort needs at least 2 {UNIT[1]}, got {len(self.patients)}")
+            raise BadInput(f"the appearance of a cohort needs at least 2 {UNIT[1]}, got {len(self.patients)}")
         if any(len(row) != len(self.names) for row in self.patients):
             raise BadInput(f"an appearance has one value for each of its {len(self.names)} numbers; calibrate again")
         values = itertools.chain.from_iterable(self.patients)
@@ -115,7 +115,7 @@ class KnownAppearance:
                 tuple(map(str, plain["modalities"])),
             )
         except (KeyError, TypeError) as error:
-            raise BadInput(f"this is no appearance of calibration cases ({error}); calibrate again") from error
+            raise BadInput(f"these are not the appearances of calibration cases ({error}); calibrate again") from error
 
 
 def appearance_numbers(
@@ -127,7 +127,7 @@ def appearance_numbers(
     spacing_mm: Sequence[float] | None = None,
     modality: str | None = None,
 ) -> dict[str, float]:
-    r"""Measure what an image looks like to a model.
+    r"""Compute the label-free numbers that describe an image.
 
     Per channel of the prepared input: mean, standard deviation, quantiles and texture, the last two in units of the
     standard deviation, so that they do not depend on the scale of the image. Texture is the mean absolute difference
@@ -140,10 +140,10 @@ def appearance_numbers(
         source: M0, on the grid of the image.
         labels: Foreground values of M0 that are counted.
         spacing_mm: Voxel size per axis of the case.
-        modality: What the header of the image says, such as "MR".
+        modality: Modality in the header of the image, such as "MR".
 
     Returns:
-        Finite numbers by name. What cannot be computed is left out, such as the brightness of an absent label.
+        Finite numbers by name. Numbers that cannot be computed are left out, such as the brightness of an absent label.
 
     Example:
         >>> found = appearance_numbers(np.arange(16.0).reshape(1, 1, 4, 4), spacing_mm=(1.0, 1.0))
@@ -201,7 +201,7 @@ def _sample(values: NDArray[Any]) -> NDArray[Any]:
 
 
 def known_appearance(cases: Sequence[Appearance]) -> KnownAppearance:
-    """Summarize what the calibration patients look like.
+    """Summarize the appearances of the calibration patients.
 
     Args:
         cases: Appearances of all calibration cases. Numbers that some case lacks are left out; the first case of each
@@ -221,15 +221,15 @@ def known_appearance(cases: Sequence[Appearance]) -> KnownAppearance:
 
 
 def outside(appearance: Appearance, known: KnownAppearance, *, image_only: bool = False) -> list[str]:
-    """Say in which numbers one image lies outside of what the calibration patients showed.
+    """Name the numbers in which one image is outside the range of the calibration patients.
 
     With n patients, at most one in n + 1 images of the calibration kind is named, and about :data:`ALPHA` where numbers
-    are normal. An image that is not named may still be of another kind: a few patients show little. Agreement is tested
-    by itself in the same way, and only a low one is named, so both together name up to twice as many.
+    are normal. An image that is not named may still be of another kind: a few patients show little. Agreement is
+    tested separately in the same way, and only low agreement counts, so together the tests name up to twice as many.
 
     Args:
         appearance: The image. Numbers that it lacks are passed over.
-        known: What the calibration patients showed.
+        known: Appearances of the calibration patients.
         image_only: Leave out the numbers that are computed from masks (see :func:`_of_labels`).
 
     Returns:
@@ -246,7 +246,7 @@ def outside(appearance: Appearance, known: KnownAppearance, *, image_only: bool 
 
 
 def _beyond(appearance: Appearance, known: KnownAppearance, places: Sequence[int], image_only: bool) -> list[str]:
-    """Sentences about the numbers at some places of ``known`` that lie outside, all of them tested together."""
+    """Sentences about those numbers at ``places`` that are outside, tested together."""
     if not places or len(known.patients) < 3:
         return []
     names = [known.names[place] for place in places]
@@ -273,13 +273,13 @@ def bound_by_appearance(
 ) -> tuple[Decision, str]:
     """Flag the decision about an image unlike those of the calibration patients, and go back to M0; live and in replay.
 
-    Where only a mask is unusual (the size or the brightness of a label of M0, or the agreement of the candidates), M0
-    has probably failed. Going back to it would help nobody, so the chosen mask stays and the case is flagged.
+    If only a mask is unusual (the size or the brightness of a label of M0, or the agreement of the candidates), M0
+    has probably failed. Going back to it would not help, so the chosen mask stays and the case is flagged.
 
     Args:
-        decision: What the policy decided.
+        decision: Verdict of the policy.
         look: The image, with the agreement of its candidates where that is known.
-        known: What the calibration patients showed.
+        known: Appearances of the calibration patients.
         source_sha256: Hash of M0.
 
     Returns:
@@ -290,7 +290,7 @@ def bound_by_appearance(
     if not said:
         return decision, ""
     if not of_image:
-        unlike = f"the model's own mask is unlike those of the labelled images: {said[0]}"
+        unlike = f"the model's own mask is unlike its masks of the labelled images: {said[0]}"
         return replace(decision, flagged=True), unlike
     reason = f"this image is unlike the labelled ones: {of_image[0]}"
     back = Decision(
@@ -322,7 +322,7 @@ def folder_differs(cases: Sequence[Appearance], known: KnownAppearance) -> tuple
 
     Args:
         cases: Appearances of the folder; the first case of each patient counts.
-        known: What the calibration patients showed.
+        known: Appearances of the calibration patients.
 
     Returns:
         p and a sentence. p is never below one over the number of exchanges; a folder of one patient against nine has

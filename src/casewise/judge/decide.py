@@ -19,7 +19,7 @@ from casewise.judge.controllers.choose import candidate_signals
 from casewise.judge.controllers.flag import Flag, deployed_signal
 from casewise.measure.cleanup import Cleanup
 
-CONSENSUS_NAMES = ("consensus", "mean", "weighted", "vote", "majority", "average")
+CONSENSUS_NAMES = ("consensus", "mean", "vote", "average")
 """Names of states that are made of other states."""
 
 
@@ -145,7 +145,7 @@ def decide(judge: Judge | Controller, ladder: Ladder) -> Decision:
 
 
 def first_verdict(controller: Controller, ladder: Ladder | ComparedLadder) -> tuple[Verdict, Observation]:
-    """Show a controller one state after the other until it answers; return the answer and what was seen.
+    """Show a controller one state after the other until it answers; return the verdict and the last observation.
 
     Some controllers compare the masks of all states. They get these signals when the ladder is complete: from the
     ladder where it knows them (``compared``), else from the masks.
@@ -160,8 +160,8 @@ def first_verdict(controller: Controller, ladder: Ladder | ComparedLadder) -> tu
             return verdict, seen
         if ladder.complete:
             raise BadInput(
-                f"{controller.name} asked for step {seen.step + 1} of case {seen.case_id}, which has {seen.step}; "
-                "lower its cap or depth, or record or allow more steps"
+                f"{controller.name} asked for step {seen.step + 1} of case {seen.case_id}, which has "
+                f"{seen.step}; lower its cap or depth, or make more steps"
             )
         ladder.advance()
 
@@ -230,7 +230,7 @@ class RecordedLadder:
 
 
 class RecordedLadders:
-    """Several ladders of a recorded case, shown together and at once."""
+    """Several ladders of a recorded case, shown together."""
 
     name = None
     complete = True
@@ -248,8 +248,8 @@ class RecordedLadders:
         return sum(len(signals) - 1 for signals in self._observation.ladders.values())
 
     def advance(self) -> None:
-        """Raise an error: all states were shown at once."""
-        raise BadInput(f"every candidate of case {self.case_id} was shown, one more was asked for")
+        """Raise an error: all states were shown together."""
+        raise BadInput(f"every candidate of case {self.case_id} was shown, and the controller asked for one more")
 
     def observation(self) -> Observation:
         """Signals of all states."""
@@ -311,7 +311,7 @@ def unshrunk_hint(archive: Archive, state: State) -> str:
     """Say how to go on without a shrunk state; views and members have none."""
     without = "calibrate with --set unshrunk=true"
     if any(entry.rungs for entry in archive.entries.values()):
-        return f"its candidates move no weights and have no shrunk states, so {without}"
+        return f"its candidates have no interpolated states, so {without}"
     return f"record with --set shrink={state.step}:{state.shrink:g}, or {without}"
 
 
@@ -320,7 +320,7 @@ def unshrunk_hint(archive: Archive, state: State) -> str:
 
 @dataclass(frozen=True)
 class Setting:
-    """What all designs share: the candidates, which one is the consensus, and which ones have a vote."""
+    """Settings that all designs share: the candidates, which one is the consensus, and which ones have a vote."""
 
     steps: int
     consensus: str

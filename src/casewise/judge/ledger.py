@@ -1,6 +1,6 @@
 """The exposure ledger: which choices were made while evaluation labels could be seen (F12).
 
-``exposures.jsonl`` lies in the evaluation archive. It is a hash chain (:mod:`casewise.core.chain`), so a line that was
+``exposures.jsonl`` is in the evaluation archive. It is a hash chain (:mod:`casewise.core.chain`), so a line that was
 taken out or edited is noticed. Reports print it. Labels of the split "evaluation", and all labels of an archive that a
 study or benchmark evaluates, are locked: :func:`unlock` writes its line first and gives a view that reads them.
 """
@@ -60,7 +60,7 @@ def unlock(evaluation: Archive, *, purpose: str, policy: Policy | None = None) -
     already unlocked is returned as it is.
     """
     if not purpose.strip():
-        raise BadInput("say why the evaluation labels are read, e.g. purpose='study'; the ledger prints it")
+        raise BadInput("give the purpose of reading evaluation labels, such as purpose='study'; the ledger records it")
     if policy is not None:
         check_binding(policy, evaluation.binding)
         check_held_out(policy, evaluation.entries.values())
@@ -103,11 +103,11 @@ def note_comparison(archive: Archive, designs: Sequence[str]) -> None:
     Chain(archive.path / LEDGER).append(EVENT, facts)
 
 
-def was_compared(archive: Archive, design: str) -> bool:
-    """Return True if a comparison with any of these labels included the design."""
+def compared_designs(archive: Archive) -> frozenset[str]:
+    """Return the names of all designs, M0 left out, that were compared or calibrated with any of these labels."""
     labels = set(_labels(archive))
-    lines = read_ledger(archive.path)
-    return any(design in line.get("compared", ()) and not labels.isdisjoint(line["labels"]) for line in lines)
+    lines = [line for line in read_ledger(archive.path) if not labels.isdisjoint(line.get("labels", ()))]
+    return frozenset(name for line in lines for name in line["compared"]) - {"m0"}
 
 
 def _labels(archive: Archive) -> list[str]:
@@ -138,8 +138,9 @@ def certification_attempt(archive: Archive, asked: Mapping[str, Any]) -> int:
 def attempt_sentence(attempt: int) -> str:
     """Return the warning of a certificate that was not the first one requested with its labels."""
     return (
-        f"This is certification attempt {attempt} on these labels. A promise holds for what was chosen before; the "
-        f"best of several attempts is not covered. To choose validly, certify the designs together (casewise certify "
+        f"This is certification attempt {attempt} on these labels. A promise holds only for a design that was "
+        f"chosen before; it does not cover the best of several attempts. To choose among designs, "
+        f"certify them together (casewise certify "
         f"--policy A --policy B --method ltt), or choose on some {UNIT[1]} and certify on others (--set split=NAME)."
     )
 
@@ -149,9 +150,7 @@ def read_ledger(folder: Path) -> list[dict[str, Any]]:
     log = Chain(Path(folder) / LEDGER)
     problems = log.problems
     if problems:
-        raise DamagedArchive(
-            f"{log.path} was edited, cut or taken out of ({'; '.join(problems)}); the ledger cannot be trusted"
-        )
+        raise DamagedArchive(f"{log.path} was edited or cut ({'; '.join(problems)}); the ledger cannot be trusted")
     return [line for line in log.lines() if line["event"] == EVENT]
 
 

@@ -84,7 +84,7 @@ def deployed(
     """
     chosen = pd.DataFrame([_chosen(decision) for decision in decisions])
     if chosen.empty:
-        raise BadInput("there is no decision to score; is the archive empty?")
+        raise BadInput("there is no decision to score; the archive may be empty")
     states = frame[[*WHO, "step", "shrink", *COLUMNS]]
     rows = chosen.merge(states.drop(columns="group"), on=KEYS, how="left", indicator=True)
     lost = rows.loc[rows["_merge"] != "both", "case"].tolist()
@@ -170,7 +170,7 @@ def _measured(
 def edit_harm(
     source: Mask, mask: Mask, label: Mask, *, ignore: int | None, min_area: int, foreground: bool
 ) -> dict[str, float]:
-    """Measure an edit against the label: HA and BA with what they count, and the shares of its voxels."""
+    """Measure an edit against the label: HA and BA with their counts, and the shares of voxels."""
     judged = harm(source, mask, label, ignore=ignore, min_area=min_area, foreground=foreground)
     return {name: getattr(judged, name) for name in COLUMNS[1:8]} | edit_shares(source, mask, label, ignore)
 
@@ -196,7 +196,8 @@ def edit_shares(source: Mask, mask: Mask, label: Mask | None, ignore: int | None
 def judged_share(rows: pd.DataFrame) -> float | None:
     """Return the share of the changed area that HA judged: sum_i (1 - unscored_i) |D_i| / sum_i |D_i|.
 
-    None where nothing was changed. Where it is small, HA says little: most of the edit is in smaller components.
+    None where nothing was changed. If it is small, HA covers little of the edit: most of the edit is in smaller
+    components.
     """
     known = rows.loc[rows["unscored"].notna() & (rows["area"] > 0)]
     area = float(known["area"].sum())
@@ -209,10 +210,10 @@ LITTLE = 0.5
 def judged_sentence(share: float | None) -> str:
     """Say how much of the edit HA judged; below one half, name the measure to read instead."""
     if share is None:
-        return "nothing was changed, so HA judged nothing"
+        return "no voxel changed, so HA judged nothing"
     if share >= LITTLE:
         return f"HA judged {share:.0%} of the edit"
-    return f"HA judged only {share:.0%} of the edit and says little here: read worse-voxels, which counts every voxel"
+    return f"HA judged only {share:.0%} of the edit, so use worse-voxels, which counts every voxel"
 
 
 def _chosen(decision: Decision) -> dict[str, Any]:
@@ -224,8 +225,8 @@ def _chosen(decision: Decision) -> dict[str, Any]:
 def _composed_row(archive: Archive | None, decision: Decision, controller: Controller | None) -> Sequence[float]:
     if archive is None or controller is None:
         raise BadInput(
-            f"{decision.controller} composes masks that no state holds; give deployed(..., archive=, controller=) to "
-            f"measure them"
+            f"{decision.controller} makes masks that were not recorded; call deployed(..., archive=, "
+            f"controller=) to measure them"
         )
     options, masks = scoring_options(archive), archive.masks(decision.case_id)
     output = mask_of(controller, lambda state: masks[state.on("")], decision)

@@ -113,7 +113,7 @@ def read_policy(path: str | Path, *, typed: str | None = None) -> Policy:
 
     Args:
         path: The file or the folder.
-        typed: Address ``package.module:Name`` of your own controller. A file never imports code by itself.
+        typed: Address ``package.module:Name`` of your own controller. A file never imports code.
 
     Returns:
         The policy.
@@ -144,8 +144,8 @@ def read_policy(path: str | Path, *, typed: str | None = None) -> Policy:
         _check_sense(policy, file)
         if ":" in policy.controller and policy.controller != typed:
             raise UnsafeInput(
-                f"{file} names the controller {policy.controller[:100]!r}, which is code to import; if you know it "
-                f"and would run it, type the same: --set controller={policy.controller[:100]}"
+                f"{file} names the controller {policy.controller[:100]!r}, which is code to import; if you trust "
+                f"it, add --set controller={policy.controller[:100]}"
             )
         return policy
     except FileNotFoundError:
@@ -186,7 +186,7 @@ def _check_sense(policy: Policy, file: Path) -> None:
     """Refuse values that no calibration writes."""
     if type(policy.steps) is not int or not 0 <= policy.steps <= MOST_STEPS:
         raise BadInput(
-            f"{file} asks for {policy.steps!r} steps; a horizon is a whole number from 0 to {MOST_STEPS}; "
+            f"{file} has {policy.steps!r} steps, which must be a whole number from 0 to {MOST_STEPS}; "
             "run casewise calibrate again"
         )
     kind = CONTROLLERS.get(policy.controller)  # a controller of the user's own is not imported to ask it
@@ -203,7 +203,7 @@ def _check_sense(policy: Policy, file: Path) -> None:
             if hard != bucket_of(design.options["hard"]):
                 raise BadInput(
                     f"{file} does {hard} with hard cases, the design {design.name!r} says "
-                    f"{bucket_of(design.options['hard'])}; give a design of your own a name of its own"
+                    f"{bucket_of(design.options['hard'])}; give your own design another name"
                 )
 
 
@@ -251,9 +251,9 @@ def controller_of(policy: Policy) -> Controller:
     """
     if is_hybrid(policy):
         raise BadInput(
-            f"policy {policy.name!r} is hybrid: its cut-points are a function of the stream, so no single controller "
-            f"stands for it; replay it as a stream, give a watch (casewise monitor --calibration starts one), or "
-            f"calibrate seed-only"
+            f"policy {policy.name!r} is hybrid: its cut-points change with new cases, so it has no single "
+            f"controller; replay it as a stream, give a watch (casewise monitor --calibration starts one), "
+            f"or calibrate without hybrid"
         )
     if not policy.groups:
         return _built(policy, {})
@@ -310,7 +310,7 @@ def fitted_on(policy: Policy, cases: Iterable[Clustered]) -> Policy:
 def check_held_out(policy: Policy, cases: Iterable[Clustered]) -> None:
     """Refuse to score a policy on the cases that it was fitted on, or on other cases of the same patients (A3).
 
-    Where images are known a case is recognised by its content: a copy under another name is refused, and another image
+    If images are known, a case is recognized by its content: a copy under another name is refused, and another image
     that happens to have the same name is not.
     """
     cases = list(cases)
@@ -318,8 +318,8 @@ def check_held_out(policy: Policy, cases: Iterable[Clustered]) -> None:
     renamed = [f"{name} is {found}" for name, found in copies.items() if name != found]
     if renamed:
         raise Overlap(
-            f"{len(renamed)} cases are calibration cases of policy {policy.name!r} under another name "
-            f"({'; '.join(renamed[:3])}); take them out"
+            f"{len(renamed)} cases are calibration cases of policy {policy.name!r} under other names "
+            f"({'; '.join(renamed[:3])}); remove them"
         )
     known = _calibration_inputs(policy)
     clusters = {}
@@ -367,8 +367,8 @@ def check_go(policy: Policy, *, force: bool = False) -> str | None:
     said = no_go(policy)
     if said is not None and not force:
         raise Refused(
-            f"{said}; adapt less or choose another design, or add --set force=true to use it all the same (every "
-            "output says so)"
+            f"{said}; adapt less or choose another design, or add --set force=true to use it nevertheless (every "
+            f"output says so)"
         )
     return said
 

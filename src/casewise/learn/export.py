@@ -16,16 +16,15 @@ from casewise.core.durable import replacing, write_json
 from casewise.core.errors import BadInput
 
 
-def export(backbone: Backbone, weights: TunedWeights, folder: Path, *, share: float = 1.0) -> Path:
-    """Write the model with the weights M0 + share (tuned - M0).
+def export(backbone: Backbone, weights: TunedWeights, folder: Path) -> Path:
+    """Write the model with its tuned weights.
 
     Args:
         backbone: The model that was tuned.
-        weights: What tuning changed, such as ``read_tuned_folder(...).mean``.
+        weights: Changed weights, such as ``read_tuned_folder(...).mean``.
         folder: A new or empty folder. An nnU-Net gets plans.json, dataset.json and fold_*/checkpoint_final.pth, as
             ``nnUNetv2_predict_from_modelfolder`` and ``nnUNetv2_train -pretrained_weights`` read them; a Hugging Face
             model what ``from_pretrained`` reads; any other model.safetensors, a state dict.
-        share: 1 for the tuned weights.
 
     Returns:
         The folder.
@@ -39,7 +38,7 @@ def export(backbone: Backbone, weights: TunedWeights, folder: Path, *, share: fl
         raise BadInput(f"{folder} is not empty; export into a new folder")
     folder.mkdir(parents=True, exist_ok=True)
     plain: Any = unmerged(backbone)
-    with lent_weights(plain.network, weights, share):
+    with lent_weights(plain.network, weights):
         if isinstance(plain, NnUNet):
             _nnunet(plain, folder)
         elif hasattr(plain.network, "save_pretrained"):

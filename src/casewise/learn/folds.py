@@ -82,8 +82,8 @@ def deal(patients: Iterable[str], folds: int | None = None, *, seed: int = 0) ->
     if len(names) < FEWEST:
         raise TooFewCases(
             f"learning from labels needs at least {FEWEST} patients, so that some can be left out; there "
-            f"{'is' if len(names) == 1 else 'are'} {pluralize(len(names), 'patient')}: label more patients, or use "
-            "views, which learn nothing"
+            f"{'is' if len(names) == 1 else 'are'} {pluralize(len(names), 'patient')}: label more patients, or "
+            f"use views, which need no learning"
         )
     count = (5 if len(names) >= MANY else len(names) // 2) if folds is None else folds
     if not 2 <= count <= len(names):
@@ -121,7 +121,7 @@ def cross_fit(
         on_progress: Called after every update with the fold, the number of its updates and the loss.
 
     Returns:
-        Which patients each fold left out, and which folds failed.
+        The patients that each fold left out, and the failed folds.
 
     Raises:
         TooFewCases: There are fewer than four patients.
@@ -135,8 +135,8 @@ def cross_fit(
     for case, patient in zip(cases, patients, strict=True):
         if (known := case.cluster or case.id) != patient:
             raise BadInput(
-                f"case {case.id} is of patient {known}, got {patient}; give the cluster of a case, or its id where it "
-                "has none, so that the fold that left it out is found again"
+                f"case {case.id} is of patient {known}, got {patient}; give the cluster of a case, or its id "
+                f"where it has none, because the folds are found by it"
             )
     dealt = deal(patients, folds, seed=tuning.seed)
     trained = [tuple(sorted(set(patients) - set(out))) for out in dealt]
@@ -174,8 +174,8 @@ def _keep_plan(folder: Path, plan: Mapping[str, Any]) -> None:
         there, asked = json.loads(file.read_text()), json.loads(json_text(dict(plan), default=list))
         if wrong := [name for name in asked if there.get(name) != asked[name]]:
             raise Mismatch(
-                f"{folder.name} holds folds with another {', '.join(wrong)}; repeat the first run's options to go on "
-                "with it, or choose another folder"
+                f"{folder.name} holds folds with another {', '.join(wrong)}; repeat the first run's options to "
+                f"continue it, or choose another folder"
             )
         return
     write_json(file, dict(plan))
@@ -271,7 +271,7 @@ def _listen(pipe: Connection, running: dict[Connection, Any], told: OnFold) -> N
         if process.exitcode:
             raise CasewiseError(
                 f"a process that trained a fold died with exit code {process.exitcode}, probably out of memory; "
-                "run it again to go on with the folds that are finished, with fewer workers or a smaller batch"
+                "repeat the command with fewer processes or a smaller batch; finished folds are kept"
             ) from None
         return
     if isinstance(said, CasewiseError):

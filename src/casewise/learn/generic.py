@@ -103,7 +103,7 @@ class GenericTask:
         space = [sample.image.shape[2:] for sample in (*self.samples, *self.unlabelled)]
         sizes = tuple(asked or (max(sides) for sides in zip(*space, strict=True)))
         if len(sizes) != len(space[0]):
-            raise BadInput(f"a patch of this model has {len(space[0])} sides, got {sizes}")
+            raise BadInput(f"a patch for this model must have {len(space[0])} sides, got {sizes}")
         multiple = getattr(self.backbone, "multiple", 1)
         return tuple(math.ceil(size / multiple) * multiple for size in sizes)
 

@@ -10,8 +10,7 @@ selected layer. Dropout is off.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -25,31 +24,16 @@ from casewise.adapt.tuned_weights import TunedWeights, lent_weights
 from casewise.core.errors import NotFinite, NothingToAdapt
 from casewise.learn.tuning import Progress, Tuning
 
+if TYPE_CHECKING:
+    from casewise.learn.generic import GenericTask
+    from casewise.learn.nnunet_task import NnUNetTask
+
 CLIP = 12.0  # largest norm of a gradient, nnU-Net's
 POWER = 0.9  # of the decay of the learning rate, nnU-Net's
 
 
-class Task(Protocol):
-    """Draws patches and labels, and computes the loss."""
-
-    @property
-    def head(self) -> str:
-        """ "softmax" or "sigmoid"."""
-
-    def start(self, member: nn.Module) -> None:
-        """Set a network up for training, such as its deep supervision; the caller restores it."""
-
-    def draw(self) -> tuple[Tensor, Any]:
-        """Draw patches (n, channel, *space) and their labels in the form that the loss takes."""
-
-    def draw_unlabelled(self) -> Tensor:
-        """Draw patches of cases without labels."""
-
-    def outputs(self, member: nn.Module, inputs: Tensor) -> Sequence[Tensor]:
-        """Logits, finest first; several with deep supervision."""
-
-    def loss(self, outputs: Sequence[Tensor], target: Any) -> Tensor:
-        """Return the loss."""
+Task: TypeAlias = "GenericTask | NnUNetTask"
+"""Draws patches and labels, and computes the loss."""
 
 
 class Loop:
@@ -106,8 +90,8 @@ class Loop:
         norm = float(nn.utils.clip_grad_norm_(self.parameters.values(), CLIP))
         if not (math.isfinite(total) and math.isfinite(norm)):
             raise NotFinite(
-                f"the loss of update {self.made + 1} is {total:g} and the norm of its gradient {norm:g}; lower the "
-                f"learning rate, now {self.tuning.rate:g}, or look at the images"
+                f"the loss of update {self.made + 1} is {total:g} and the norm of its gradient {norm:g}; lower "
+                f"the learning rate, now {self.tuning.rate:g}, or check the images"
             )
         self.optimizer.step()
         self.schedule.step()
@@ -122,7 +106,7 @@ class Loop:
         """
         found = {name: tensor.detach().float().cpu().clone() for name, tensor in self.moving.items()}
         if wrong := [name for name, value in found.items() if not torch.isfinite(value).all()]:
-            raise NotFinite(f"the tuned {wrong[0]} is NaN or infinite; lower the learning rate or look at the images")
+            raise NotFinite(f"the tuned {wrong[0]} is NaN or infinite; lower the learning rate or check the images")
         return found
 
     def _keep_close(self) -> float:

@@ -133,7 +133,7 @@ def tune(
     tuning = tuning or Tuning()
     notes = check_labels(backbone, cases, labels)
     if tuning.keep_close and not unlabelled:
-        raise BadInput("keep_close compares with M0 on unlabelled images, and there are none; set it to 0")
+        raise BadInput("keep_close needs unlabelled images, and there are none; set it to 0")
     began, cpu = time.perf_counter(), time.process_time()
     network = backbone.network
     with ExitStack() as stack:
@@ -160,7 +160,7 @@ def task_of(
     """Return nnU-Net's training task for nnU-Net models, and the generic task for all others."""
     if isinstance(plain := unmerged(backbone), NnUNet):
         if plain is not backbone:
-            raise BadInput("an nnU-Net is tuned with its own labels; tune it without merge")
+            raise BadInput("an nnU-Net cannot be tuned with merged labels; leave merge out")
         from casewise.learn.nnunet_task import NnUNetTask
 
         return NnUNetTask(plain, cases, labels, tuning, unlabelled)

@@ -65,7 +65,7 @@ class LabelChange:
 
     @property
     def suspicion(self) -> float:
-        """How much of this label a person should look at, in [0, 1]: the largest piece gained or lost or hole gained,
+        """Suspicion of this label, in [0, 1]: the largest piece gained or lost or hole gained,
         as a share of the label and from ``NOTABLE`` on; 1 - agreement, where that is more than a half; 1 for a label
         that came or went."""
         if not self.voxels_old or not self.voxels_new:
@@ -147,7 +147,7 @@ class Comparison:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What a person should check, as sentences; needs no label."""
+        """Reasons to check the case, as sentences; needs no label."""
         return self.warned()
 
     def warned(self, names: Mapping[int, str] | None = None) -> tuple[str, ...]:
@@ -193,5 +193,5 @@ def _warnings(row: LabelChange, names: Mapping[int, str]) -> list[str]:
             said = f"1 {one}, " if count == 1 else f"{count} {many}, the largest "
             found.append(f"{name}: {said}{100 * row.share(largest):.1f} % of it")
     if row.changed and row.agreement < 1 - _DISAGREE:
-        found.append(f"{name}: old and new share only {row.agreement:.2f} (Dice)")
+        found.append(f"{name}: Dice of old with new is only {row.agreement:.2f} (Dice)")
     return found

@@ -34,10 +34,11 @@ class CleanupStep:
         labels = [label for label, _ in self.labels]
         wrong = [label for label in labels if label < 1]
         if wrong or len(set(labels)) < len(labels) or not labels:
-            raise BadInput(f"{self.kind} names each foreground label once, such as {self.kind}(1,2), got {labels}")
+            raise BadInput(f"{self.kind} must name each foreground label once, such as {self.kind}(1,2), got {labels}")
         if (self.kind == "islands") != all(voxels > 0 for _, voxels in self.labels):
             raise BadInput(
-                f"islands names a volume in voxels for each label, islands(2:50), and no other step does: {self}"
+                f"islands needs a volume in voxels for each label, as in islands(2:50), and other steps must "
+                f"have none; got {self}"
             )
 
     def __str__(self) -> str:
@@ -96,7 +97,7 @@ def _step(text: str) -> CleanupStep:
     found = _STEP.fullmatch(text.strip())
     pairs = [] if found is None else [part.split(":") for part in (found[2] or "").split(",") if part.strip()]
     if found is None or any(not 1 <= len(pair) <= 2 or not all(map(str.strip, pair)) for pair in pairs):
-        raise BadInput(f"a step of a cleanup is largest(1,2), islands(2:50) or fill(3), got {text!r}")
+        raise BadInput(f"a step of a cleanup must be like largest(1,2), islands(2:50) or fill(3), got {text!r}")
     return CleanupStep(found[1], tuple((int(pair[0]), int(pair[1]) if len(pair) > 1 else 0) for pair in pairs))
 
 

@@ -1,4 +1,5 @@
-"""Compare a new mask with an old one of the same case: what changed per label and, with a label, if it improved.
+"""Compare a new mask with an old one of the same case: the change of each label and, with a true label, whether it
+improved.
 
 Each mask is scanned once or twice, eight bytes at a time; everything after that works on the runs of the foreground and
 on the voxels that differ, whatever the volume around them. All labels go through one pass.
@@ -16,7 +17,6 @@ from numpy.typing import NDArray
 
 from casewise.core.errors import BadInput
 from casewise.measure.changes import NAN, Comparison, LabelChange, Regression
-from casewise.measure.geometry import boxes_of
 from casewise.measure.masks import (
     Flags,
     Floats,
@@ -29,7 +29,7 @@ from casewise.measure.masks import (
 )  # fmt: skip
 from casewise.measure.metrics.harm import harm
 from casewise.measure.metrics.overlap import VOID, dice_of_counts, miou_of_counts
-from casewise.measure.metrics.surface import assd, hd95, surface_gaps
+from casewise.measure.metrics.surface import hd95, surface_distances
 from casewise.measure.pieces import Enclosure, LabelPieces, pieces_of
 from casewise.measure.regions import Regions, changed_voxels, components, regions_of
 from casewise.measure.runs import Runs
@@ -69,11 +69,11 @@ def comparison(
     (2, 2, ('label 1: 1 hole, 4.0 % of it', 'label 1: 1 piece gained, 4.0 % of it'))
     """
     if metric not in ("dice", "miou"):
-        raise BadInput(f"the metric is dice or miou, got {metric!r}")
+        raise BadInput(f"the metric must be dice or miou, got {metric!r}")
     if surfaces not in ("none", "moved", "all"):
-        raise BadInput(f"surfaces are 'none', 'moved' or 'all', got {surfaces!r}")
+        raise BadInput(f"surfaces must be 'none', 'moved' or 'all', got {surfaces!r}")
     if holes not in ("volume", "slice"):
-        raise BadInput(f"holes are enclosed within the 'volume' or within a 'slice', got {holes!r}")
+        raise BadInput(f"holes must be 'volume' or 'slice', got {holes!r}")
     named = {"old": old, "new": new} | ({} if label is None else {"label": label})
     whole = [_compact(name, on_host(mask)) for name, mask in zip(named, checked_masks(**named), strict=True)]
     spacing = None if spacing_mm is None else tuple(checked_spacing(spacing_mm, whole[0].ndim).tolist())
@@ -107,7 +107,7 @@ def _compact(name: str, mask: NDArray[Any]) -> NDArray[Any]:
         return mask
     largest = int(mask.max())
     if largest >= 2**16:
-        raise BadInput(f"labels are at most {2**16 - 1}, got {largest} in {name}; give semantic labels, not instances")
+        raise BadInput(f"labels must be at most {2**16 - 1}, got {largest} in {name}; give classes, not instances")
     return mask.astype(np.uint8 if largest < 256 else np.uint16)
 
 
@@ -170,21 +170,14 @@ def _metrics(pair: MaskPair, metric: str) -> tuple[float, float]:
 def _regressions(found: Regions, worse: Integers, voxel_ml: float | None) -> tuple[Regression, ...]:
     """The largest harmful regions, with their boxes."""
     harmful = np.flatnonzero(found.kept & (worse > 0))
-    if not harmful.size:
-        return ()
-    listed = harmful[np.argsort(-found.sizes[harmful], kind="stable")][:LISTED]
-    low, high = boxes_of(found)
-    row = np.cumsum(found.kept) - 1  # boxes are those of the components that were kept
-    return tuple(
-        Regression(
-            int(found.sizes[number]),
-            int(worse[number]),
-            tuple(low[row[number]].tolist()),
-            tuple(high[row[number]].tolist()),
-            None if voxel_ml is None else int(found.sizes[number]) * voxel_ml,
-        )
-        for number in listed.tolist()
-    )
+    listed = []
+    for number in harmful[np.argsort(-found.sizes[harmful], kind="stable")][:LISTED].tolist():
+        where = np.unravel_index(found.voxels[found.number == number], found.shape)
+        low, high = (tuple(int(edge(at)) for at in where) for edge in (np.min, np.max))
+        size = int(found.sizes[number])
+        ml = None if voxel_ml is None else size * voxel_ml
+        listed.append(Regression(size, int(worse[number]), low, tuple(at + 1 for at in high), ml))
+    return tuple(listed)
 
 
 def _labels(pair: MaskPair, *, surfaces: Surfaces) -> tuple[LabelChange, ...]:
@@ -252,7 +245,7 @@ def _piece_counts(pair: MaskPair) -> dict[str, Integers]:
 
 
 def _alone(found: LabelPieces, other: LabelPieces) -> Flags:
-    """Which pieces are holes that touch no hole of the same label in the other mask."""
+    """True for pieces that are holes and touch no hole of the same label in the other mask."""
     holes: Flags = found.hole_of > 0
     if not holes.any() or not (other.hole_of > 0).any():
         return holes
@@ -270,16 +263,16 @@ def _with_surfaces(pair: MaskPair, row: LabelChange, surfaces: Surfaces) -> Labe
         return row
     old, new = pair.old[pair.box] == row.label, pair.new[pair.box] == row.label
     if row.changed:
-        gaps = surface_gaps(old, new, spacing_mm=pair.spacing)
-        row = replace(row, shift_hd95=hd95(gaps), shift_assd=assd(gaps))
+        apart = surface_distances(old, new, spacing_mm=pair.spacing)
+        row = replace(row, shift_hd95=float(np.percentile(apart, 95)), shift_assd=float(apart.mean()))
     else:
         still = 0.0 if row.voxels_old else NAN
         row = replace(row, shift_hd95=still, shift_assd=still)
     if surfaces == "moved" or pair.label is None:
         return row
     truth = pair.label[pair.box] == row.label
-    before = hd95(surface_gaps(old, truth, spacing_mm=pair.spacing))
-    after = hd95(surface_gaps(new, truth, spacing_mm=pair.spacing)) if row.changed else before
+    before = hd95(old, truth, spacing_mm=pair.spacing)
+    after = hd95(new, truth, spacing_mm=pair.spacing) if row.changed else before
     return replace(row, hd95_old=before, hd95_new=after)
 
 

@@ -30,7 +30,7 @@ def checked_masks(**masks: Any) -> tuple[Any, ...]:
 
     >>> checked_masks(source=np.zeros((2, 2), bool), adapted=np.zeros(3, bool))
     Traceback (most recent call last):
-    casewise.core.errors.BadInput: masks are (rows, columns) or (slices, rows, columns), got adapted of shape (3,); ...
+    casewise.core.errors.BadInput: masks must be (rows, columns) or (slices, rows, columns), got adapted of shape ...
     """
     usable = tuple(_checked(name, mask) for name, mask in masks.items())
     shapes = {name: tuple(mask.shape) for name, mask in zip(masks, usable, strict=True)}
@@ -42,15 +42,15 @@ def checked_masks(**masks: Any) -> tuple[Any, ...]:
 
 def _checked(name: str, mask: Any) -> Any:
     if mask is None:
-        raise BadInput(f"{name} is missing: expected an integer or bool mask, got None; pass the {name} of this case")
+        raise BadInput(f"{name} must be an integer or bool mask, got None; pass the {name} of this case")
     array = mask if is_tensor(mask) else np.asarray(mask)
     if array.ndim not in (2, 3):
         raise BadInput(
-            f"masks are (rows, columns) or (slices, rows, columns), got {name} of shape {tuple(array.shape)}; "
+            f"masks must be (rows, columns) or (slices, rows, columns), got {name} of shape {tuple(array.shape)}; "
             f"{'add an axis' if array.ndim < 2 else 'pass one case at a time, without batch or channel axis'}"
         )
     if 0 in array.shape:
-        raise BadInput(f"a mask needs at least one voxel, got {name} of shape {tuple(array.shape)}; check its file")
+        raise BadInput(f"a mask must have at least one voxel, got {name} of shape {tuple(array.shape)}; check its file")
     _check_values(name, array)
     return array
 
@@ -66,14 +66,14 @@ def _check_values(name: str, array: Any) -> None:
         signed = array.dtype.kind == "i"
     if signed and array.min() < 0:
         raise BadInput(
-            f"labels are 0 (background) and up, got {int(array.min())} in {name}; "
+            f"labels must be 0 (background) or more, got {int(array.min())} in {name}; "
             f"map it to a class, or to an unsigned value such as 255 and pass ignore=255"
         )
 
 
 def _refuse_dtype(name: str, dtype: Any, holds_nan: bool) -> None:
     raise BadInput(
-        f"masks are integer or bool labels, got {name} of type {dtype}{' with NaN in it' if holds_nan else ''}; "
+        f"masks must be integer or bool, got {name} of type {dtype}{' with NaN in it' if holds_nan else ''}; "
         f"take the argmax of probabilities, or cast labels with .astype('uint8')"
     )
 
@@ -125,7 +125,7 @@ def checked_spacing(spacing_mm: Sequence[float] | None, axes: int) -> Floats:
     spacing = np.asarray(spacing_mm, dtype=np.float64)
     if spacing.shape != (axes,) or not np.all(np.isfinite(spacing)) or not np.all(spacing > 0):
         raise BadInput(
-            f"spacing_mm needs {axes} positive numbers, one an axis in the mask's order, got {spacing_mm!r}; "
+            f"spacing_mm must have {axes} positive numbers, one for each axis of the mask, got {spacing_mm!r}; "
             f"drop the axis that the mask does not have, or reorder"
         )
     return spacing
@@ -141,35 +141,14 @@ def least_voxels(
     """
     if min_area_mm is None:
         if min_area < 1 or min_area != int(min_area):
-            raise BadInput(
-                f"min_area is a whole number of voxels, 1 or more, got {min_area!r}; 1 keeps every component"
-            )
+            raise BadInput(f"min_area must be a whole number of at least 1 voxel, got {min_area!r}; 1 keeps all")
         return int(min_area)
     if spacing_mm is None:
         raise BadInput(f"min_area_mm={min_area_mm} needs spacing_mm to become voxels, got None; give the spacing")
     if not min_area_mm > 0 or not math.isfinite(min_area_mm):
-        raise BadInput(f"min_area_mm is a positive area (2-D) or volume (3-D), got {min_area_mm!r}")
+        raise BadInput(f"min_area_mm must be a positive area (2-D) or volume (3-D), got {min_area_mm!r}")
     voxel_mm = float(np.prod(checked_spacing(spacing_mm, axes)))
     return max(1, math.ceil(min_area_mm / voxel_mm * (1 - 1e-12)))
-
-
-FULL = 255  # a probability of 1 in a ballot
-
-
-def weighted_labels(ballots: NDArray[np.uint8], weights: NDArray[np.float64], head: str) -> NDArray[np.int64]:
-    """The label of each voxel under a weighted mean of ballots, (reading, class, voxel); channels count as labels.
-
-    Softmax: the first class with the largest mean. Sigmoid: 1 + the last channel above one half, else 0.
-    """
-    return labels_of(np.tensordot(weights / weights.sum(), ballots.astype(np.float32), axes=1), head)
-
-
-def labels_of(mean: NDArray[Any], head: str) -> NDArray[np.int64]:
-    """The label of each voxel under a mean ballot, (class, voxel)."""
-    if head == "softmax":
-        return np.asarray(mean.argmax(0), np.int64)
-    numbers = np.arange(1, mean.shape[0] + 1)[:, None]
-    return np.asarray(((mean > FULL / 2) * numbers).max(0), np.int64)
 
 
 def label_volumes(mask: ArrayLike, spacing_mm: Sequence[float] | None) -> dict[int, float]:

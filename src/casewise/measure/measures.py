@@ -39,10 +39,10 @@ from casewise.core.errors import BadInput
 Volumes = Mapping[str, float]
 """Volume by label name: millilitres where the spacing is known, voxels (pixels) otherwise."""
 
-UNIT_SPACING = "every header says a spacing of 1 x 1 x 1 mm; if a converter wrote that without knowing, ml are wrong"
+UNIT_SPACING = "every header has a spacing of 1 x 1 x 1 mm; if a converter made that up, volumes in ml are wrong"
 LONGEST, DEEPEST = 1000, 200  # characters and nested parts of a formula
 _DECISION = re.compile(r"\s*(<=|>=|<|>)\s*(-?\d+\.?\d*(?:[eE][+-]?\d+)?)\s*")
-_COMPARE: dict[str, Callable[[float, float], bool]] = {
+_COMPARE: dict[str, Callable[[Any, float], Any]] = {
     "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
 }  # fmt: skip
 
@@ -76,8 +76,8 @@ class DecisionRule:
     def __str__(self) -> str:
         return f"{self.sign} {self.threshold:g}"
 
-    def holds(self, value: float) -> bool:
-        """Whether a value is on the side that the sign names."""
+    def holds(self, value: Any) -> Any:
+        """Whether a value, or each of several, is on the side that the sign names."""
         return _COMPARE[self.sign](value, self.threshold)
 
 
@@ -98,7 +98,7 @@ class Measure:
 
     @property
     def per_patient(self) -> bool:
-        """Whether the formula names scans, so that a patient has one value."""
+        """True if the formula names scans, so that a patient has one value."""
         return any(one.scan is not None for one in self.volumes)
 
     @property
@@ -141,9 +141,9 @@ def measure(name: str, formula: Any, *, unit: str = "", decision: Any = ()) -> M
     """A measure from its name and formula.
 
     Args:
-        name: What the measure is called, such as ``ef``.
+        name: Name of the measure, such as ``ef``.
         formula: The formula, by the grammar of this module.
-        unit: What values are counted in; only printed.
+        unit: Unit of the values; only printed.
         decision: A threshold such as ``"< 40"``, or several.
 
     Returns:
@@ -157,12 +157,12 @@ def measure(name: str, formula: Any, *, unit: str = "", decision: Any = ()) -> M
         LabelVolume(label='cup', scan=None)
     """
     if not re.fullmatch(r"[A-Za-z]\w{0,39}", name):
-        raise BadInput(f"a measure is called by letters, digits and underscores, such as ef; got {name!r}")
+        raise BadInput(f"the name of a measure must be letters, digits and underscores, such as ef; got {name!r}")
     if not isinstance(formula, str):
-        raise BadInput(f"measure {name}: the formula is a text such as 'volume(LV) / volume(RV)', got {formula!r}")
+        raise BadInput(f"measure {name}: the formula must be a text such as 'volume(LV) / volume(RV)', got {formula!r}")
     texts = [decision] if isinstance(decision, str) else decision
     if not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
-        raise BadInput(f"measure {name}: a decision is a text such as '< 40', got {decision!r}")
+        raise BadInput(f"measure {name}: a decision must be a text such as '< 40', got {decision!r}")
     decisions = tuple(_decision(name, text) for text in texts)
     return Measure(name, formula, _parsed(name, formula), str(unit), decisions)
 
@@ -174,7 +174,7 @@ def declared_measures(plain: Any) -> tuple[Measure, ...]:
         BadInput: The table is not one of measures; the message names the measure.
     """
     if not isinstance(plain, Mapping):
-        raise BadInput(f"[measures] holds a formula for each name, got {plain!r}")
+        raise BadInput(f"[measures] must have a formula for each name, got {plain!r}")
     found = []
     for name, given in plain.items():
         parts = dict(given) if isinstance(given, Mapping) else {"formula": given}
@@ -206,13 +206,13 @@ def named_volumes(volumes: Mapping[int, float], labels: Mapping[int, str]) -> di
 
 
 def all_unit_spacing(spacings_mm: Iterable[Sequence[float] | None]) -> bool:
-    """Whether every volume has a spacing of 1 x 1 x 1 mm, which converters also write where they know none."""
+    """True if every volume has a spacing of 1 x 1 x 1 mm, which converters also write if they know none."""
     given = list(spacings_mm)
     return bool(given) and all(one is not None and len(one) == 3 and set(one) == {1.0} for one in given)
 
 
 def scan_of(case_id: str, scans: Iterable[str]) -> str | None:
-    """The scan that a case is by its name: ``A0S9V9_ED`` is ED where a formula names ED.
+    """Return the scan that the name of a case contains: ``A0S9V9_ED`` is ED if a formula names ED.
 
     >>> scan_of("A0S9V9_ED", ["ED", "ES"]), scan_of("A0S9V9", ["ED", "ES"])
     ('ED', None)
@@ -223,7 +223,8 @@ def scan_of(case_id: str, scans: Iterable[str]) -> str | None:
 def conformal_interval(
     values_pred: ArrayLike, values_true: ArrayLike, patients: Sequence[str], level: float = 0.9
 ) -> float | None:
-    r"""Half the width of an interval around a predicted value that holds the true one with chance ``level``.
+    r"""Return half the width of an interval around a predicted value that contains the true one with probability
+    ``level``.
 
     Split conformal with the patient as the unit: a patient's score is the largest error of the patient's scans,
     :math:`s_p = \max_i |y_i - \hat y_i|`, and the half-width is the
@@ -262,7 +263,7 @@ def conformal_interval(
 def _decision(name: str, text: str) -> DecisionRule:
     found = _DECISION.fullmatch(text.strip().removeprefix(name))
     if found is None or not math.isfinite(float(found[2])):
-        raise BadInput(f"measure {name}: a decision is a sign and a number such as '< 40', got {text!r}")
+        raise BadInput(f"measure {name}: a decision must be a sign and a number such as '< 40', got {text!r}")
     return DecisionRule(found[1], float(found[2]))
 
 
@@ -297,18 +298,18 @@ _SIGNS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/"}
 
 
 def _parsed(name: str, text: str) -> Expression:
-    """Read a formula; what Python reads and the grammar of this module does not hold is refused."""
+    """Read a formula; Python syntax outside the grammar of this module is refused."""
     try:
         if len(text) > LONGEST:
-            raise ValueError(f"a formula has at most {LONGEST} characters, got {len(text):,}")
+            raise ValueError(f"a formula must have at most {LONGEST} characters, got {len(text):,}")
         found = _converted(ast.parse(" ".join(text.split()), mode="eval").body)
         if not any(True for _ in _volumes(found)):
             raise ValueError("no label is named")
     except (SyntaxError, ValueError, ArithmeticError, MemoryError, RecursionError) as error:
         what = error.msg if isinstance(error, SyntaxError) else str(error) or "too many nested parentheses"
         raise BadInput(
-            f"measure {name}: {what}; a formula holds numbers, label names, volume(label, scan), + - * /, max, min and "
-            f"parentheses"
+            f"measure {name}: {what}; a formula may have numbers, label names, volume(label, scan), + - * /, max, min "
+            "and parentheses"
         ) from None
     return found
 
@@ -321,8 +322,9 @@ def _converted(node: ast.expr, depth: int = 0) -> Expression:
         return Operation(_SIGNS[type(node.op)], tuple(_converted(one, depth + 1) for one in (node.left, node.right)))
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
         return Operation("neg", (_converted(node.operand, depth + 1),))
-    if isinstance(node, ast.Constant) and type(node.value) in (int, float) and math.isfinite(float(node.value)):
-        return float(node.value)
+    value = node.value if isinstance(node, ast.Constant) else None
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
+        return float(value)
     if not isinstance(node, ast.Call):
         return LabelVolume(_label(node))
     function, given = ast.unparse(node.func), node.args

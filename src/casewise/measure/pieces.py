@@ -41,8 +41,9 @@ class LabelPieces:
         return voxels, np.repeat(self.owner[runs], lengths)
 
     def within(self, different: Flags, voxels_differ: Any) -> Flags:
-        """Which pieces of a label consist of voxels that differ: ``different`` says it of the first voxel of each run,
-        ``voxels_differ`` answers for any voxels. Few pieces are left after the first voxels, so few are looked at."""
+        """True for pieces of a label that consist of voxels that differ: ``different`` is True if the first voxel of a
+        run differs, ``voxels_differ`` tests any voxels. Most pieces are excluded by their first voxels, so few are
+        tested completely."""
         some_equal = np.zeros(self.sizes.size, bool)
         some_equal[self.owner[~different]] = True
         left = (self.value > 0) & ~some_equal

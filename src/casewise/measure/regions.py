@@ -20,13 +20,14 @@ from scipy import ndimage
 from casewise.core.errors import BadInput
 from casewise.core.text import brief
 from casewise.measure.masks import Flags, Integers, checked_masks, is_tensor, least_voxels, on_host
-from casewise.measure.runs import Contacts, Runs, face_contacts, runs_of, united
+from casewise.measure.runs import Runs, face_contacts, runs_of, united
 
 _WORD = np.dtype(np.uint64)
 
 
 def changed_voxels(source: Any, adapted: Any, *, foreground: bool) -> Integers:
-    """Flat indices (C order, ascending) of D = {x : a(x) != b(x)}, binarized to label > 0 first if asked (B1, B2)."""
+    """Flat indices (C order, ascending) of D = {x : a(x) != b(x)}, binarized to label > 0 first if ``foreground`` (B1,
+    B2)."""
     if is_tensor(source) and is_tensor(adapted) and source.device == adapted.device:
         differ = _differ(source.detach(), adapted.detach(), foreground).reshape(-1)
         return np.asarray(differ.nonzero().reshape(-1).cpu().numpy())
@@ -40,7 +41,7 @@ def changed_voxels(source: Any, adapted: Any, *, foreground: bool) -> Integers:
 
 
 def _differ(a: Any, b: Any, foreground: bool) -> Any:
-    """Where two arrays or two tensors differ."""
+    """Return a mask of the places where two arrays or two tensors differ."""
     return (a > 0) != (b > 0) if foreground else a != b
 
 
@@ -77,7 +78,6 @@ class Regions:
     owner: Integers  # component number of each run
     sizes: Integers  # voxels of each component, in the order in which components begin
     min_area: int
-    touching: tuple[Contacts, ...] | None = None  # face contacts of the runs, where the labelling needed them
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -96,7 +96,7 @@ class Regions:
 
     @cached_property
     def kept(self) -> Flags:
-        """Which components are regions: size >= min_area (B4)."""
+        """True for components that are regions: size >= min_area (B4)."""
         return self.sizes >= self.min_area
 
 
@@ -110,7 +110,8 @@ def regions_of(
     min_area_mm: float | None = None,
     spacing_mm: Sequence[float] | None = None,
 ) -> Regions:
-    """The components of D = {x : source != adapted}, after binarizing to foreground unless told otherwise (B1-B4).
+    """The components of D = {x : source != adapted}, after binarizing to foreground unless ``foreground=False``
+    (B1-B4).
 
     ``min_area_mm`` (mm2 in 2-D, mm3 in 3-D, with ``spacing_mm``) replaces ``min_area`` when it is given (S26).
     """
@@ -125,16 +126,14 @@ def components(
 ) -> Regions:
     """The components of a set of voxels, given as ascending flat indices (C order)."""
     if connectivity not in ("face", "full"):
-        raise BadInput(f"connectivity is 'face' or 'full', got {connectivity!r}")
+        raise BadInput(f"connectivity must be 'face' or 'full', got {connectivity!r}")
     runs = runs_of(voxels, shape)
-    touching = None
     if connectivity == "full" or runs.first.size * _CRUMBS > math.prod(shape):
         owner = _labelled(runs, voxels, connectivity)
     else:
-        touching = face_contacts(runs)
-        owner = united(runs.first.size, touching)
+        owner = united(runs.first.size, face_contacts(runs))
     sizes = np.bincount(owner, weights=runs.lengths).astype(np.int64)
-    return Regions(runs, voxels, owner, sizes, min_area, touching)
+    return Regions(runs, voxels, owner, sizes, min_area)
 
 
 def _labelled(runs: Runs, voxels: Integers, connectivity: Connectivity) -> Integers:

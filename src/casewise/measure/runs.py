@@ -144,7 +144,7 @@ def united(amount: int, contacts: Sequence[Contacts]) -> Integers:
     """The component number of each run, counted in the order in which components begin.
 
     Every run points to one earlier partner, pointers are followed to their ends, and contacts that still join two ends
-    go another round; all runs at once, so a handful of rounds is enough. The end of a component is its first run.
+    go another round; all runs together, so a few rounds are enough. The end of a component is its first run.
     """
     later = np.concatenate([pairs.later for pairs in contacts])
     earlier = np.concatenate([pairs.earlier for pairs in contacts])

@@ -1,1 +1,1 @@
-"""How numbers and pictures look: cells, tables, figures, painted masks. Knows no analysis and no page."""
+"""The look of numbers and pictures: cells, tables, figures, painted masks. Knows no analysis and no page."""

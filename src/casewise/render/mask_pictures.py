@@ -264,7 +264,8 @@ def grey_levels(image: NDArray[Any]) -> Pixels:
 
 
 def windowed(values: NDArray[Any], within: NDArray[Any] | None = None) -> Pixels:
-    """Convert values to 0..255 between two percentiles of them, or of a part of them; what is not finite becomes 0."""
+    """Convert values to 0..255 between two percentiles of them, or of a part of them; values that are not finite
+    become 0."""
     part = values if within is None else within
     sample = part.reshape(-1)[:: max(1, part.size // SAMPLED)].astype(np.float64)
     sample = sample[np.isfinite(sample)]
@@ -309,7 +310,7 @@ def before_after(
 def overlay_png(preview: Preview) -> bytes:
     """Draw one case as PNG: four panels, then the same for further slices of a volume.
 
-    Frames that are much wider than tall stand two in a row. The same masks give the same bytes.
+    Frames that are much wider than tall are placed two in a row. The same masks give the same bytes.
     """
     rows = [_panels(one) for one in (preview, *preview.more)]
     return sheet_png(rows, side=min(max(192, *preview.image.shape[:2]), LARGEST_PANEL))
@@ -332,7 +333,7 @@ PANELS = 4  # side by side
 
 
 def _panels(preview: Preview) -> list[tuple[str, Pixels]]:
-    """Return the original mask, the written or rejected mask, what changed, and the latter enlarged."""
+    """Return the original mask, the written or rejected mask, the change, and the change enlarged."""
     base = as_rgb(preview.image)
     replaced = bool((preview.deployed != preview.source).any())
     proposed = bool((preview.adapted != preview.source).any())
@@ -395,7 +396,7 @@ def _tinted(base: Pixels, color: Pixels, where: NDArray[np.bool_], *, weight: fl
 
 
 def edits_over(base: Pixels, preview: Preview) -> Pixels:
-    """Paint what was added, removed, relabeled, and proposed but not used, over the image."""
+    """Paint added, removed, relabeled, and proposed but unused voxels over the image."""
     source, deployed, adapted = preview.source, preview.deployed, preview.adapted
     rejected = (REJECTED, (adapted != source) & (deployed == source))
     changed = deployed != source

@@ -176,7 +176,7 @@ class Table:
         return text_of(in_percent(cell) if column.percent else cell, digits=column.digits, signed=column.signed)
 
     def sort_key(self, row: int, column: Column) -> float | str:
-        """Return what the page sorts a cell by; an empty string goes last."""
+        """Return the sort key of a cell on the page; an empty string goes last."""
         cell = self.rows[row].get(column.key)
         key = cell if column.text and isinstance(cell, str) else sort_key(cell)
         return "" if key is None else key
@@ -237,7 +237,7 @@ def _parts(made: Table, column: Column) -> list[str]:
 
 
 def _values(cell: Any, width: int) -> list[Any]:
-    """Return what CSV holds of a cell; a cell without an interval repeats its words or says "undefined"."""
+    """Return the CSV value of a cell; a cell without an interval repeats its words or says "undefined"."""
     if isinstance(cell, Estimate):
         return [_written(part) for part in (cell.value, cell.low, cell.high)]
     if isinstance(cell, PairCell):

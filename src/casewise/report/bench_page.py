@@ -1,4 +1,4 @@
-"""bench.html: the table of a benchmark, what each method did to each case, and what a reader must know."""
+"""bench.html: the table of a benchmark, the change of each case by method, and notes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def bench_page(result: Mapping[str, Any], made: Table, notes: Sequence[str]) -> 
     """Write the page of a benchmark as one file that loads nothing.
 
     Args:
-        result: What ``casewise.bench`` measured.
+        result: Result of ``casewise.bench``.
         made: Its table.
         notes: Sentences below the table.
 
@@ -36,7 +36,7 @@ def bench_page(result: Mapping[str, Any], made: Table, notes: Sequence[str]) -> 
     picture = ""
     if drawn:
         figure = draw_changes(drawn, metric=metric)
-        picture = page_svg(svg_text(figure, id="changes"), title="What each method did to each case")
+        picture = page_svg(svg_text(figure, id="changes"), title="Change of each case by method")
     return render_page(
         "bench.html.j2",
         result=result,
@@ -52,7 +52,7 @@ def bench_page(result: Mapping[str, Any], made: Table, notes: Sequence[str]) -> 
 
 
 def _headline(methods: Sequence[Mapping[str, Any]], metric: str) -> str:
-    """Name the method with the largest mean gain, and what its interval allows to say."""
+    """Name the method with the largest mean gain, and whether its interval shows a gain."""
     known = [one for one in methods if one["scores"]["gain"] is not None]
     if not known:
         return f"No method has a defined {metric}."

@@ -1,7 +1,7 @@
 """The case table: every case, worst first, with small pictures of the worst ones and the facts of its decision.
 
-A case opens with its candidates side by side: what each is called, how far the others agree with it, what it would
-have gained, and which one was deployed.
+A case opens with its candidates side by side: its name, its agreement with the others, its gain, and whether it was
+deployed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def panel_names(study: Study) -> list[str]:
 
 
 def columns(study: Study) -> list[Column]:
-    """What the table shows beside the pictures."""
+    """Columns of the table beside the pictures."""
     bucket, flagged = Column("bucket", "Bucket", text=True), Column("flagged", "Flagged", text=True)
     third, last = (flagged, ()) if flags(study) and not study.is_router else (bucket, (flagged,) * flags(study))
     return [
@@ -108,24 +108,14 @@ def candidate_map(study: Study, decision: Decision) -> list[dict[str, str]]:
             "name": _candidate_name(study, case_id, step),
             "agreement": "none" if signals["agreement"] is None else number(signals["agreement"]),
             "change": number(metric.get(step, np.nan) - metric.get(0, np.nan), signed=True) if step else "",
-            "sizes": _sizes(found.area_changes(at), study.classes.names) if step else "",
             "chosen": _chosen(study, decision, step),
         }
-        for at, (step, signals) in enumerate(zip(steps, found.signals(), strict=True))
+        for step, signals in zip(steps, found.signals(), strict=True)
     ]
-
-
-def _sizes(changes: Mapping[int, float | None], names: Mapping[int, str]) -> str:
-    """How much every class grew or shrank against M0."""
-    said = [
-        f"{names.get(value, f'class {value}')} {'new' if one is None else f'{one:+.0%}'}"
-        for value, one in changes.items()
-    ]
-    return f"size against M0: {', '.join(said)}" if said else ""
 
 
 def _chosen(study: Study, decision: Decision, step: int) -> str:
-    """How much of a candidate is deployed: "" for none."""
+    """Describe the deployed part of a candidate: "" for none."""
     here = decision.state.ladder in ("", study.policy.ladder, study.evaluation.ladder_name)
     if not here or step != (0 if decision.rolled_back else decision.state.step):
         return ""
@@ -168,10 +158,10 @@ def _word(value: Any) -> str:
 
 
 def _pictures(study: Study, pair: tuple[Decision, Decision]) -> tuple[tuple[str, ...], list[str], str]:
-    """Four small panels of the slice that shows most harm, their captions, and where they look."""
+    """Return four small panels of the slice with most harm, their captions, and their place."""
     found = case_masks(study, pair[0].case_id, reference=pair[0], deployed=pair[1])
     if found is None:
-        return (), panel_names(study), "no label was recorded, so there is nothing to outline"
+        return (), panel_names(study), "no label was recorded, so no outline can be drawn"
     view = view_of(found.reference_edits, found.label, found.source, found.reference, found.deployed)
     output = edits(found.source, found.deployed, found.label, measure=study.measure)
     panels = (
@@ -196,7 +186,7 @@ def _facts(study: Study, row: Mapping[Any, Any], decision: Decision) -> list[tup
         ("HA, deployed", number(row["ha"], 4)),
         ("share of the deployed edit that HA judged", number(1 - row["unscored"] if row["area"] else None, 2)),
         ("BA, deployed", number(row["ba"], 4)),
-        ("regions of the deployed edit", f"{int(row['regions'])}"),
+        ("number of regions of the deployed edit", f"{int(row['regions'])}"),
         ("changed voxels deployed", f"{int(row['area'])}"),
     ]
     decided = [

@@ -32,16 +32,16 @@ NAMES = {
 DETAILS = {
     "low": "Action of cases that changed little",
     "mid": "Action of cases that changed more",
-    "action_pairs": "Pairs of actions that were searched",
-    "low_mid": "Which action of a kept case counts (envelope: the worse of low and mid)",
-    "within_cluster": f"How several cases of one {UNIT[0]} count",
+    "action_pairs": "Pairs of actions that were compared",
+    "low_mid": "Action that counts for a kept case (envelope: the worse of low and mid)",
+    "within_cluster": f"Combination of several cases of one {UNIT[0]}",
     "margin": "Loss of accuracy up to which a case does not count as made worse",
     "p_value": "Statistical test",
-    "family_wise": "How choosing among cuts is paid for",
-    "orders": "Fixed orders that the test averages over",
+    "family_wise": "Correction for the choice among cuts",
+    "orders": "Number of fixed orders that the test averages over",
     "order_seed": "Seed of those orders",
     "alphas": "Promised risks",
-    "population": "Cases that the promise is about",
+    "population": "Cases that the promise covers",
     "stability_estimated_not_guaranteed": "Stability (estimated, not guaranteed)",
 }
 
@@ -68,7 +68,7 @@ def certificate_page(certificate: Certificate) -> str:
 
 
 def _coverage(certificate: Certificate, unit: str) -> dict[str, list[str]]:
-    """What stands beside the picture: for whom the promise is, and for whom it is not."""
+    """Return the text beside the picture: for whom the promise is, and for whom it is not."""
     c = certificate
     sites = ", ".join(c.groups)
     model = "" if c.binding is None else f"model {c.binding.model[:12]}, {_shortened(c.binding.objective)}"
@@ -80,9 +80,9 @@ def _coverage(certificate: Certificate, unit: str) -> dict[str, list[str]]:
     ]
     outside = [
         f"any other site or scanner than {sites}" if sites else "another site, scanner or protocol",
-        "another model, other weights, views or rates",
+        "another model, or other weights, views or learning rates",
         f"the calibration cases themselves and others of their {UNIT[1]}",
-        "one single case: it is an average",
+        "a single case: the promise is an average",
     ]
     return {"inside": inside, "outside": outside}
 
@@ -148,7 +148,7 @@ def _cut_words(certificate: Certificate) -> str:
     if certificate.cut is None:
         return "none: every case is rolled back"
     if math.isinf(certificate.cut):
-        return "no cut needed: even keeping everything is certified"
+        return "none: even keeping every new mask is certified"
     return f"{certificate.cut:.6g}"
 
 
@@ -211,4 +211,4 @@ def reliability_svg(certificate: Certificate) -> str:
     names = {"risk": "certified quantity", "deployed": "really deployed"}
     found = {name: [one[key] for one in certificate.reliability] for key, name in names.items()}
     figure = draw_reliability([one["alpha"] for one in certificate.reliability], found)
-    return page_svg(svg_text(figure, id="reliability"), title="promised risk against the risk that was found")
+    return page_svg(svg_text(figure, id="reliability"), title="promised risk against observed risk")

@@ -52,10 +52,10 @@ def write_comparison(out: Path, outcome: Outcome, *, old: str, new: str, picture
 
     Args:
         out: The folder.
-        outcome: What :func:`casewise.study.compare.compare_folders` returned.
-        old: What the old masks are called on the page.
-        new: What the new masks are called.
-        pictures: How many cases are shown with pictures, the most suspicious first.
+        outcome: Result of :func:`casewise.study.compare.compare_folders`.
+        old: Name of the old masks on the page.
+        new: Name of the new masks.
+        pictures: Number of cases with pictures, most suspicious first.
     """
     summary = outcome.as_dict()
     write_tables(out, outcome)
@@ -144,10 +144,10 @@ def case_pictures(
     names: Mapping[int, str] | None = None,
     zero_is_label: bool = False,
 ) -> list[tuple[str, str]]:
-    """(title, data URI) of pictures of one slice: image, old, new, what changed and, with a label, how.
+    """(title, data URI) of pictures of one slice: image, old, new, the change and, with a label, whether it is right.
 
-    The slice is the one with most voxels that became wrong, else that changed. Where label 0 is a class it is painted
-    too, and a change is another class.
+    The slice is the one with most voxels that became wrong, else that changed. If label 0 is a class it is painted,
+    too, and a change is a change of class.
     """
     changed = old != new
     worse, better = (None if label is None else changed & (one == label) for one in (old, new))
@@ -215,31 +215,29 @@ def comparison_page(summary: Mapping[str, Any], cases: Sequence[Mapping[str, Any
 
 
 def known_limits(summary: Mapping[str, Any]) -> list[str]:
-    """What this comparison cannot show, in sentences."""
+    """Return the limits of this comparison, in sentences."""
     cohort = summary["summary"]
     limits = []
     if "labelled" not in cohort:
-        limits.append("There are no labels: nothing here says which of two masks is right.")
+        limits.append("There are no labels, so this page does not show which of two masks is right.")
     limits.append(text.unseen_harm(summary))
     if not cohort["named"]:
         limits.append(
-            "No patient is named: each case counts as one, so bounds are too narrow if patients have several."
+            "No patient is named: each case counts as one patient, so bounds are too narrow if patients have "
+            "several cases."
         )
     if summary.get("unit_spacing"):
         limits.append(f"Volumes: {UNIT_SPACING}.")
     if summary["problems"]:
-        limits.append(f"{pluralize(len(summary['problems']), 'problem')} with pairs: those are not in the numbers.")
+        limits.append(f"{pluralize(len(summary['problems']), 'problem')} with pairs; these are not in the numbers.")
     limits.append("The numbers hold for patients like these; other scanners, sites and diseases are not covered.")
     if summary["plan"] is not None:
-        limits.append(
-            "The seal shows runs that used this plan's log. It cannot show that somebody looked at the new masks "
-            "elsewhere."
-        )
+        limits.append("The log shows only runs that used it, not that somebody opened the new masks elsewhere.")
     return limits
 
 
 def _box(region: Mapping[str, Any]) -> str:
-    """Where a region lies, counted from 1 as in the titles of the pictures, both ends inside."""
+    """Return the bounding box of a region, counted from 1 as in the titles of the pictures, both ends inside."""
     names = ("slices", "rows", "columns")[-len(region["low"]) :]
     sides = zip(names, region["low"], region["high"], strict=True)
     return ", ".join(

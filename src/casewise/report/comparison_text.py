@@ -20,7 +20,7 @@ Summary = Mapping[str, Any]
 
 
 def headline(summary: Summary) -> str:
-    """The verdict and its reason in one line, then how much changed; what must be said about the plan comes first."""
+    """The verdict and its reason in one line, then how much changed; notes about the plan come first."""
     said = change_counts(summary)
     if summary["verdict"] not in WORDS:
         return said
@@ -29,7 +29,7 @@ def headline(summary: Summary) -> str:
 
 
 def verdict_reason(summary: Summary) -> str:
-    """Why the verdict is what it is, in one sentence."""
+    """Return the reason for the verdict, in one sentence."""
     checks = summary["checks"]
     broken, undecided = (_with(checks, state) for state in ("broken", "undecided"))
     if broken:
@@ -56,7 +56,7 @@ def _with(checks: Iterable[Mapping[str, Any]], verdict: str) -> list[Mapping[str
 
 
 def change_counts(summary: Summary) -> str:
-    """How many cases changed and, with labels, for better or worse."""
+    """Return the number of changed cases and, with labels, of better and worse ones."""
     cohort = summary["summary"]
     said = f"{cohort['changed']} of {cohort['cases']} cases changed"
     if "helped" in cohort:
@@ -77,7 +77,7 @@ def worse_parts(summary: Summary, *, most: int = 3) -> str:
     fell = [(change["estimate"], name, change) for name, change in parts if change and change["shown"]]
     fell = sorted((one for one in fell if one[0] < 0), key=lambda one: one[0])
     said = ", ".join(f"{name} {plain_interval(change, signed=True)}" for _, name, change in fell[:most])
-    return f"Worse most of all in: {said}." if fell else ""
+    return f"Largest losses: {said}." if fell else ""
 
 
 def check_lines(summary: Summary) -> list[str]:
@@ -98,19 +98,20 @@ def check_lines(summary: Summary) -> list[str]:
 
 
 def unseen_harm(summary: Summary) -> str:
-    """What so few patients cannot exclude: with n patients, a harm of up to 1 - 0.05 ** (1 / n) of all patients."""
+    """Return the harm that so few patients cannot exclude: with n patients, a harm of up to 1 - 0.05 ** (1 / n) of all
+    patients."""
     cohort = summary["summary"]
     patients = cohort.get("labelled_clusters", cohort["clusters"])
     return (
-        f"With {pluralize(patients, 'patient')}, a harm that none of them shows may still happen to up to "
+        f"With {pluralize(patients, 'patient')}, harm that occurred in none of them may still occur in up to "
         f"{100 * (1 - 0.05 ** (1 / max(patients, 1))):.0f} % of patients (95 % confidence)."
     )
 
 
 def _cause(check: Mapping[str, Any]) -> str:
-    """Why a criterion is undecided, without its own numbers where there is one patient."""
+    """Return the reason why a criterion is undecided, without its numbers if there is one patient."""
     if check["patients"] == 1:
-        return f"one {UNIT[0]} shows nothing about others"
+        return f"one {UNIT[0]} is not enough for a statement about others"
     reason: str = check["reason"]
     return reason.removeprefix(f"{check['says']}: ")
 
@@ -130,10 +131,10 @@ def change_sentence(cohort: Mapping[str, Any]) -> str:
 
 
 def of_whom(counts: Mapping[str, Any], *, named: int) -> str:
-    """How many cases, and of how many patients where any is named."""
+    """Return the number of cases and, if patients are named, of patients."""
     cases = pluralize(counts["cases"], "case")
     if not named:
-        return f"{cases} (no {UNIT[0]} is named: each case counts as one)"
+        return f"{cases} (no {UNIT[0]} is named: each case counts as one {UNIT[0]})"
     return f"{cases} of {pluralize(counts['clusters'], *UNIT)}"
 
 
@@ -153,7 +154,7 @@ def measure_lines(summary: Summary) -> list[str]:
             )
         if crossings:
             wrong = sum(one["right"] == "old" for one in crossings)
-            known = f", {wrong} to the wrong side" if crossings[0]["right"] is not None else ""
+            known = f", {wrong} of them to the wrong side" if crossings[0]["right"] is not None else ""
             words.append(f"{pluralize(len(crossings), 'decision')} changed{known}")
         lines.append("; ".join(words))
     return lines
@@ -281,7 +282,7 @@ def _test(group: str, name: str, trouble: tuple[str, str, str] | None) -> str:
 
 
 def _cell(text: str) -> str:
-    """Text that cannot end a table cell, begin markup or mention somebody."""
+    """Escape text so that it cannot end a table cell, begin markup or mention a user."""
     return "".join(f"\\{letter}" if letter in "\\|`*_[]<>@#" else letter for letter in " ".join(text.split()))
 
 

@@ -1,4 +1,4 @@
-"""demo.html: what fit and predict did with the phantom hearts, in four sentences, a table and pictures."""
+"""demo.html: the results of fit and predict on the phantom hearts, in four sentences, a table and pictures."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WAYS = {"views": "mean of the views", "tuned": "tuned weights"}
 
 @dataclass(frozen=True)
 class ScoredHeart:
-    """One new heart: the Dice of every mask that was made, and what was decided."""
+    """One new heart: the Dice of every mask, and the decision."""
 
     case: str
     dice: dict[str, float]  # by way: m0, deployed, and those of WAYS that were made
@@ -44,13 +44,13 @@ class ScoredHeart:
     def rollback_sentence(self) -> str:
         """Say whose mask was rolled back in the second row of pictures, and whether that was right."""
         whose = "a heart of the third scanner" if self.other else "a heart"
-        right = "the better one" if self.change("tuned") < 0 else "the worse one: a judge without labels can be wrong"
+        right = "the better one" if self.change("tuned") < 0 else "the worse one: a choice without labels can be wrong"
         return f"In the second row {whose} kept its original mask, here {right}."
 
 
 @dataclass(frozen=True)
 class DemoFacts:
-    """Everything that the demo says."""
+    """All facts of the demo page."""
 
     hearts: tuple[ScoredHeart, ...]
     home: float  # Dice of the model on its own scanner
@@ -80,32 +80,32 @@ class DemoFacts:
 
     @property
     def sentences(self) -> list[str]:
-        """Say in four sentences what happened."""
+        """Summarize the results in four sentences."""
         m0, ours, n = self.row("m0"), self.row("deployed"), len(self.same)
         compared, learners = self.fit["preflight"]["comparison"], self.fit["patients"]
         back, flagged = (sum(getattr(one, name) for one in self.same) for name in ("rolled_back", "flagged"))
         third = [one for one in self.hearts if one.other]
         held = sum(one.rolled_back and one.flagged for one in third)
         return [
-            f"The model falls on another scanner: its mean Dice is {self.home:.3f} on the scanner that it was trained "
-            f"on and {m0['dice']:.3f} on {n} new hearts of another one.",
+            f"The model is worse on another scanner: its mean Dice is {self.home:.3f} on the scanner of its training "
+            f"images and {m0['dice']:.3f} on {n} new hearts from another scanner.",
             f"{self._views()} casewise fit tuned the model on {learners} labelled hearts, compared "
             f"{len(compared['rows'])} ways and chose {design_words(compared['chosen'])}: {ours['dice']:.3f}.",
-            f"{self._harm()} Without labels the judge flags {flagged} of {n} hearts for a person and rolls {back} back "
-            f"to the original mask; of {pluralize(len(third), 'heart')} of a third scanner it rolls {held} back and "
-            f"flags {'it' if held == 1 else 'them'}, as unlike the labelled hearts.",
+            f"{self._harm()} Without labels, casewise flags {flagged} of {n} hearts for a person to check and rolls "
+            f"{back} back to the original mask; of {pluralize(len(third), 'heart')} of a third scanner it rolls "
+            f"{held} back and flags {'it' if held == 1 else 'them'}, as unlike the labelled hearts.",
             self._promise(ours["lost"], n),
         ]
 
     def _views(self) -> str:
         if "views" not in self.same[0].dice:
-            return "Labelled hearts win some of it back."
+            return "Labelled hearts recover some of the loss."
         views, ours = self.row("views")["dice"], self.row("deployed")["dice"]
-        more = "Labelled hearts win more." if ours > views else "Labelled hearts do not win more."
-        return f"Views (the same model on transformed images, no labels) win some of it back: {views:.3f}. {more}"
+        more = "Labelled hearts recover more." if ours > views else "Labelled hearts do not recover more."
+        return f"Views (the same model on transformed images) recover some of the loss: {views:.3f}. {more}"
 
     def _harm(self) -> str:
-        """Say who is hurt, also by the other ways: the mean is not the only measure."""
+        """Return how many hearts each way makes worse, because the mean does not show it."""
         others = [
             f"with the {said} alone {self.row(way)['lost'] or 'none'}"
             for way, said in WAYS.items()
@@ -116,12 +116,12 @@ class DemoFacts:
 
     def _promise(self, lost: int, n: int) -> str:
         if self.certificate is None:
-            return "Nothing is promised: the labelled hearts that were set aside do not support it."
+            return "Nothing is promised: the labelled hearts that were set aside are too few or show too much harm."
         alpha, units = self.certificate["alpha"], self.certificate["units"]
         kept = "the promise was kept" if lost <= alpha * n else "more than promised; the promise is an average"
         return (
-            f"With {units} other labelled hearts it promised that at most {alpha:.0%} of new hearts lose more than a "
-            f"point; {lost} of {n} did: {kept}."
+            f"With {units} other labelled hearts casewise promised that at most {alpha:.0%} of new hearts lose more "
+            f"than a point; {lost} of {n} did: {kept}."
         )
 
     def as_plain(self) -> dict[str, Any]:
@@ -135,7 +135,7 @@ def demo_facts(cohort: Cohort, entries: Sequence[PredictedCase], out: Path, *, h
 
     Args:
         cohort: The new hearts, with labels.
-        entries: What predict recorded.
+        entries: Records of predict.
         out: Folder of the demo.
         home: Dice of the model on its own scanner.
     """
@@ -156,7 +156,7 @@ def demo_facts(cohort: Cohort, entries: Sequence[PredictedCase], out: Path, *, h
 
 
 def _masks(masks: Path, entry: PredictedCase) -> dict[str, Path]:
-    """Return the mask files of a case: M0, what is deployed, the mean of the views and the tuned prediction."""
+    """Return the mask files of a case: M0, the deployed mask, the mean of the views and the tuned prediction."""
     own, ending = f"casewise/candidates/{entry.case}/", ".nii.gz"
     ladders: dict[str, dict[int, str]] = {}
     for name in entry.outputs:

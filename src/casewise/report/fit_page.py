@@ -1,6 +1,6 @@
-"""fit.html: what was tried on the labelled cases, what was chosen and why, what it gains and what is promised.
+"""fit.html: the designs that were compared, the chosen one with the reason, its gain, and the promise.
 
-The page is one file that loads nothing. ``summary_lines`` says the same in about ten lines for a terminal.
+The page is one file that loads nothing. ``summary_lines`` is the summary for a terminal, in about ten lines.
 """
 
 from __future__ import annotations
@@ -22,18 +22,19 @@ from casewise.render.mask_pictures import Classes, before_after, data_uri
 from casewise.report.page import render_page
 
 NOT_NESTED = "; the weights were not tuned again"
-NO_INTERVAL = "no interval is given, because in simulations none was reliable with so few patients"
+NO_INTERVAL = "no interval is given, because in simulations no interval was reliable with so few patients"
 BOUNDS = (
-    "The bounds are one-sided 90 % bounds by Student's t over patients, so both together are an 80 % interval. They do "
-    "not allow for the choice among ways, and they do not hold where a few patients lose much: with 5 patients and one "
-    "case in twenty that loses much, a 95 % interval of this kind held the truth in 55 % of simulations"
+    "The bounds are one-sided 90 % bounds by Student's t over patients, so both together are an 80 % interval. They "
+    "are not corrected for the choice of the best design, and they do not hold if a few patients lose much: with 5 "
+    "patients and one case in twenty that loses much, a 95 % interval of this kind contained the true value in 55 % of "
+    "simulations"
 )
 DESIGNS = {
     "m0": "the model's own mask",
     "consensus": "the mean of the views",
     "consensus-where-low": "the mean of the views, where the views agree little",
     "highest-agreement": "the candidate that agrees most with the others",
-    "medoid": "the candidate in the middle of all",
+    "medoid": "the candidate closest to all others (medoid)",
     "merge": "pieces of the candidates that the views support",
     "choose": "the candidate that a fitted rule expects to be best",
     "tuned/1": "the prediction of the tuned weights",
@@ -42,17 +43,17 @@ DESIGNS = {
 
 
 def design_words(design: str) -> str:
-    """Say what a design deploys: ``"tuned/average+largest"`` is explained, an unknown name stays as it is."""
+    """Describe the masks of a design: ``"tuned/average+largest"`` is explained, an unknown name stays as it is."""
     name, _, cleanup = design.partition("+")
     after = ", then only the largest piece of some classes" if cleanup == "largest" else f", then {cleanup}"
     return DESIGNS.get(name, name) + (after if cleanup else "")
 
 
 def summary_lines(facts: Mapping[str, Any]) -> list[str]:
-    """Say what a fitted deployment does, in about ten lines.
+    """Describe a fitted deployment in about ten lines.
 
     Args:
-        facts: What :func:`casewise.fit` wrote to ``fit.json``.
+        facts: Contents of ``fit.json``, written by :func:`casewise.fit`.
 
     Returns:
         Plain sentences.
@@ -67,8 +68,8 @@ def summary_lines(facts: Mapping[str, Any]) -> list[str]:
     if compared["chosen"] != "m0":
         row = _chosen_row(compared)
         lines.append(
-            f"On {UNIT[1]} left out: {row['helped']} cases helped, {row['hurt']} hurt, {row['hurt_by_a_point']} of "
-            f"{row['cases']} by more than a point, worst {row['worst']:+.3f} {metric}."
+            f"On {UNIT[1]} left out of fitting: {row['helped']} cases helped, {row['hurt']} hurt, "
+            f"{row['hurt_by_a_point']} of {row['cases']} by more than a point, worst {row['worst']:+.3f} {metric}."
         )
         if compared["nested"] is not None:
             lines.append(
@@ -84,15 +85,16 @@ def summary_lines(facts: Mapping[str, Any]) -> list[str]:
 
 
 def _flags(facts: Mapping[str, Any]) -> str:
-    """Say how many labelled cases are flagged, each by a fit without its patient, and how many poor ones were seen."""
+    """Return how many labelled cases are flagged, each by a fit without its patient, and how many are poor."""
     quality = facts["preflight"].get("quality")
     if not facts["flagged"] or not quality:
         return "no case would be flagged for a person."
     poor = quality.get("poor", 0)
     seen = (
-        f"poor masks seen: {poor}, of which {quality['poor_flagged']} were flagged; nothing is promised about the next"
+        f"poor masks seen: {poor}, of which {quality['poor_flagged']} were flagged; the share of future poor "
+        f"masks that will be flagged is not promised"
         if poor
-        else "poor masks seen: 0, so poor ones will hardly be caught"
+        else "no labelled mask is poor, so it is unknown whether poor ones will be flagged"
     )
     return f"{quality['flagged']} of {quality['cases']} labelled cases would be flagged for a person; {seen}."
 
@@ -110,14 +112,14 @@ def _measures(facts: Mapping[str, Any]) -> list[str]:
 
 
 def _curve(facts: Mapping[str, Any], metric: str) -> list[str]:
-    """Say what learning from half of the patients would have gained."""
+    """Return the estimated gain of learning from half of the patients."""
     points = facts.get("learning_curve", {})
     if len(points) < 2:
         return []
     (few, less), (many, more) = points.items()
     names = {"1": "tuned weights", "average": "their average with M0"}
     gains = "; ".join(f"{names.get(rung, rung)} {less[rung]:+.4f} and {more[rung]:+.4f}" for rung in more)
-    return [f"Gain in {metric} of learning from {few} and from {many} {UNIT[1]}: {gains}."]
+    return [f"Gain in {metric} after learning from {few} and from {many} {UNIT[1]}: {gains}."]
 
 
 def _chosen_row(compared: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -128,11 +130,11 @@ def _chosen_row(compared: Mapping[str, Any]) -> Mapping[str, Any]:
 def _promise(facts: Mapping[str, Any]) -> str:
     why = next((note for note in facts["notes"] if note.startswith("nothing is promised")), None)
     asked = f"nothing{'' if why is None else why.removeprefix('nothing is promised')}. These are estimates"
-    return facts["promise"] or f"{asked}; fit --promise 0.1 sets patients aside for a promise."
+    return facts["promise"] or f"{asked}; fit --promise 0.1 sets patients aside to certify a bound."
 
 
 def _price(facts: Mapping[str, Any]) -> list[str]:
-    """Say what the promise costs, where it rolls cases back."""
+    """Return the cost of the promise, if it rolls cases back."""
     found = facts.get("certified")
     if not found or found["kept"] >= 1:
         return []
@@ -154,7 +156,7 @@ def labelled_pictures(
 
     Args:
         archive: Candidates and labels of the labelled cases.
-        cleanup: What follows the choice of a candidate.
+        cleanup: Cleanup after the choice of a candidate.
         rows: Out-of-fold results, one per case.
         image_of: Reads the image of a case.
         classes: Names of the classes.
@@ -183,7 +185,7 @@ def fit_page(
     """Return the page.
 
     Args:
-        facts: What :func:`casewise.fit` wrote to ``fit.json``.
+        facts: Contents of ``fit.json``, written by :func:`casewise.fit`.
         rows: One row per labelled case: case, patient, metric of M0, metric of the deployed mask, state.
         pictures: Cases with pictures, as :func:`labelled_pictures` makes them.
     """

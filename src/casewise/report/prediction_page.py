@@ -1,4 +1,4 @@
-"""report.html of a prediction folder: cases to check first, then every case with its picture and what was decided.
+"""report.html of a prediction folder: cases to check first, then every case with its picture and decision.
 
 The page loads nothing from anywhere but its own folder, and everything that came from files is escaped.
 """
@@ -21,7 +21,7 @@ ORDER = {"failed": 0, "fallback": 1, "done": 2}
 SIGNALS = {
     "regions": "separate changes",
     "delta": "share of all voxels that changed",
-    "delta_foreground": "changed voxels by the original foreground",
+    "delta_foreground": "changed voxels divided by the original foreground",
     "entropy": "mean entropy of the model (nats)",
     "msp": "mean largest probability",
     "gradient_norm": "norm of the gradient",
@@ -89,7 +89,7 @@ def _row(entry: PredictedCase, metric: str) -> dict[str, Any]:
 
 
 def _changed(entry: PredictedCase) -> str:
-    """Say how much the deployed mask differs from M0."""
+    """Return how much the deployed mask differs from M0."""
     assert entry.decision is not None
     found = entry.signals.get(str(entry.decision.state.on(""))) or {}
     share = found.get("delta_foreground")
@@ -115,7 +115,7 @@ def _quality(entry: PredictedCase, metric: str) -> str:
 
 
 def _why(entry: PredictedCase, metric: str) -> str:
-    """Say why a person should look at a case."""
+    """Return why a person should check a case."""
     if entry.error:
         return f"no mask: {entry.error}" if not entry.has_output else f"original mask after an error: {entry.error}"
     if unlike := entry.noted(OUTSIDE):
@@ -140,7 +140,7 @@ def _last_signals(signals: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]
 
 
 def _ladders(entry: PredictedCase) -> list[str]:
-    """Where several ladders were read: the candidates of each, and how much its last one changes M0."""
+    """If several ladders were read: the candidates of each, and how much its last one changes M0."""
     read = entry.policy.get("ladders", ())
     found: dict[str, list[Mapping[str, Any]]] = {}
     for name, signals in entry.signals.items():

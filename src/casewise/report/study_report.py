@@ -78,7 +78,7 @@ SCHEMA = 1
 
 
 def plain(value: Any) -> Any:
-    """JSON types; what is undefined (NaN) becomes null, infinities become strings."""
+    """JSON types; undefined numbers (NaN) become null, infinities become strings."""
     if isinstance(value, pd.DataFrame):
         return [plain(row) for row in value.to_dict("records")]
     if isinstance(value, Enum):
@@ -140,7 +140,8 @@ def build(
 
 @contextmanager
 def whole_folder(out: Path) -> Iterator[Path]:
-    """A folder that appears whole or not at all; an earlier report in its place goes, anything else is refused."""
+    """Yield a temporary folder that becomes the report at the end; an earlier report is replaced, other content is
+    refused."""
     check_place(out)
     half = out.with_name(f".{out.name}.part")
     shutil.rmtree(half, ignore_errors=True)
@@ -155,7 +156,7 @@ def whole_folder(out: Path) -> Iterator[Path]:
 
 
 def check_place(out: Path) -> None:
-    """Refuse a place that holds something else than a report that casewise wrote: that one would go, with all in it."""
+    """Refuse a folder with other content than a report of casewise, because writing would delete it."""
     foreign = sorted(_foreign(out)) if out.is_dir() else []
     if foreign or (out.exists() and not out.is_dir()):
         what = ", ".join(foreign[:3]) or "a file"
@@ -163,7 +164,8 @@ def check_place(out: Path) -> None:
 
 
 def _foreign(out: Path) -> Iterator[str]:
-    """What no earlier report left here: it wrote every table and figure in two forms, and results.json says so."""
+    """Return files that no earlier report wrote: it wrote every table and figure in two forms, and results.json says
+    so."""
     there = {part.name for part in out.iterdir()}
     yield from there if there and not _is_ours(out / "results.json") else there - _PARTS
     for folder, forms in (("tables", (".csv", ".tex")), ("figures", (".svg", ".png"))):
@@ -229,7 +231,7 @@ def write_pictures(folder: Path, pictures: Sequence[Picture]) -> dict[str, Marku
 
 
 def _hide_folders(folder: Path, study: Study) -> None:
-    """No path of this machine leaves with the report."""
+    """Remove the folders of this machine from the report."""
     folders = [*(one.path.parent for one in (study.evaluation, study.calibration)), Path.home()]
     for file in (folder / "report.html", folder / "results.json", *folder.glob("tables/*")):
         text = file.read_text(encoding="utf-8")

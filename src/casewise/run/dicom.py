@@ -1,6 +1,6 @@
 """DICOM around a run: series become NIfTI cases on the way in, masks become SEG and a structured report on the way out.
 
-Every backbone reads NIfTI, nnU-Net with readers of its own, so a series is written once as NIfTI below the output
+Every backbone reads NIfTI, so a series is written once as NIfTI below the output
 folder: voxels and place, no name, no date. The same series gives the same bytes, so a continued run finds its cases.
 """
 
@@ -34,7 +34,8 @@ Gathered = tuple[tuple[CaseFiles, ...], dict[str, str]]
 def series_cases(
     folder: Path, keep: Path, *, ending: str | None = None, channels: Sequence[str] = (), wanted: int | None = None
 ) -> Gathered:
-    """Every series of ``folder`` as a case whose NIfTI file will lie below ``keep``, with its patient as the cluster.
+    """Every series of ``folder`` as a case whose NIfTI file will be written below ``keep``, with its patient as the
+    cluster.
 
     With ``channels`` a study is a case; ``wanted`` is how many the model takes.
 
@@ -42,7 +43,7 @@ def series_cases(
     """
     ending = ending or ".nii.gz"
     if ending not in (".nii.gz", ".nii"):
-        raise BadInput(f"DICOM is handed to the model as NIfTI, but this one reads {ending} only; convert the series")
+        raise BadInput(f"casewise converts DICOM to NIfTI, but this model reads only {ending}; convert the series")
     found, problems = survey_series(folder, channels=channels)
     refused = {case_id: str(error) for case_id, error in problems.items()}
     if not found:
@@ -61,7 +62,7 @@ def series_cases(
 
 
 def write_series(folder: Path, cases: Sequence[CaseFiles], *, channels: Sequence[str] = ()) -> Gathered:
-    """Write the series of these cases as NIfTI; the cases that are there now, and why others are not."""
+    """Write the series of these cases as NIfTI; the readable cases, and why others were refused."""
     by_id = {series.case_id: series for series in survey_series(folder, channels=channels)[0]}
     made, refused = [], {}
     for files in cases:
@@ -91,9 +92,9 @@ def write_objects(
     channels: Sequence[str] = (),
     kind: str = "binary",  # or labelmap
 ) -> dict[str, str]:
-    """``OUT/dicom/<case>.seg.dcm`` and ``<case>.sr.dcm`` for every case that has a mask; by case what went wrong.
+    """``OUT/dicom/<case>.seg.dcm`` and ``<case>.sr.dcm`` for every case that has a mask; the problems by case.
 
-    Series that were refused are among what went wrong: they have no mask.
+    Refused series are among the problems: they have no mask.
     """
     known = read_codes(codes)
     found, problems = survey_series(folder, channels=channels)
@@ -117,9 +118,7 @@ def _write_case(
     software = f"casewise {entry.versions.get('casewise', '')}".strip()
     mask = read_label(file)
     if not np.allclose(read_geometry(file).affine, series.affine, atol=1e-2):
-        raise BadInput(
-            f"{file.name} does not lie where series {series.case_id} lies; predict with --set keep-header=true"
-        )
+        raise BadInput(f"{file.name} is not placed like series {series.case_id}; predict with --set keep-header=true")
     segmentation, report = folder / f"{series.case_id}.seg.dcm", folder / f"{series.case_id}.sr.dcm"
     with replacing(segmentation) as temporary:
         write_segmentation(
@@ -148,7 +147,8 @@ def _named(classes: Mapping[int, str], mask: Mask) -> dict[int, str]:
 
 
 def decision_sentence(entry: PredictedCase) -> str:
-    """What was deployed, in one sentence, and the decision's own reason; a candidate may be an update or a view."""
+    """Return the deployed mask and the reason of the decision, in one sentence; a candidate may be an update or a
+    view."""
     depth, made, reason = 0, 0, ""
     if entry.decision is not None:
         depth, made, reason = entry.decision.deployed, entry.decision.executed, entry.decision.reason
@@ -166,7 +166,7 @@ def certificate_sentence(entry: PredictedCase, certificate: str) -> str:
 
 
 def flag_sentence(entry: PredictedCase) -> str:
-    """Why a person should check the case; empty if nobody needs to."""
+    """Return why a person should check the case; empty if nobody needs to."""
     reasons = [entry.error] if entry.error else []
     if entry.decision is not None and entry.decision.flagged:
         low = entry.decision.quality_low

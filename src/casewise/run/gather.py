@@ -37,10 +37,10 @@ def gathered_cases(
     """
     series = is_dicom_folder(images)
     if channels and not series:
-        raise BadInput(f"the setting channels names DICOM series, and {images} holds none; leave it out")
+        raise BadInput(f"--set channels works only with DICOM series, and {images} has none; leave it out")
     if series:
         if keep is None:
-            raise BadInput(f"{images} holds DICOM, which this command does not take; casewise predict and record do")
+            raise BadInput(f"{images} has DICOM files, which only casewise predict and record can read")
         wanted = backbone.expects.channels
         cases, problems = series_cases(images, keep, ending=backbone.ending, channels=channels, wanted=wanted)
         (refused if refused is not None else {}).update(problems)
@@ -74,7 +74,7 @@ def _described_beside(cases: tuple[CaseFiles, ...], table: Path) -> tuple[tuple[
 
 
 def part_from(num_parts: int | None, part_id: int | None, environment: Mapping[str, str]) -> tuple[int, int]:
-    """(number of parts, own part). Flags win; without flags a SLURM array of tasks is one part for each task.
+    """Return (number of parts, own part). Flags have priority; without flags each task of a SLURM array is one part.
 
     >>> part_from(None, None, {"SLURM_ARRAY_TASK_ID": "3", "SLURM_ARRAY_TASK_COUNT": "4", "SLURM_ARRAY_TASK_MIN": "1"})
     (4, 2)

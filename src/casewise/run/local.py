@@ -54,7 +54,7 @@ class Engine(Protocol):
 
 
 def chosen_engine(name: str, *, address: str | None = None, **options: Any) -> Engine:
-    """Return an engine by name, imported when it is asked for; only Ray has an address to join."""
+    """Return an engine by name, imported when it is needed; only Ray has an address to join."""
     module, _, kind = ENGINES[name].partition(":")
     if address is not None:
         if name != "ray":
@@ -77,7 +77,7 @@ class LocalEngine:
 
     def __post_init__(self) -> None:
         if self.jobs < 1:
-            raise BadInput(f"-j counts processes, at least 1, got {self.jobs}")
+            raise BadInput(f"-j, the number of processes, must be at least 1, got {self.jobs}")
 
     def map(self, work: Work, case_ids: Sequence[str]) -> Iterator[Result]:
         """Stream results as they come."""
@@ -148,7 +148,7 @@ class _Worker:
             return self._end("Killed", _why(self.process.exitcode))
         if limit is not None and self.began is not None and time.monotonic() - self.began > limit:
             self.process.kill()
-            return self._end("TimeOut", f"did not answer within {limit:g} s and was killed")
+            return self._end("TimeOut", f"did not finish within {limit:g} s and was stopped")
         return None
 
     def _end(self, kind: str, message: str) -> Result:
@@ -167,7 +167,7 @@ class _Worker:
 
 def _why(code: int | None) -> str:
     if code == -9:
-        return "the process was killed by signal 9, as the system does when memory runs out; see max-ram"
+        return "the process was killed by signal 9, probably because memory ran out; see max-ram"
     return f"the process died with exit code {code}"
 
 

@@ -1,6 +1,7 @@
 """Guarded prediction of one case: read, check the contract, guard, write; M0 where adaptation fails.
 
-``PredictCase`` is what an engine maps over case ids. It is picklable, loads its model once per process, and writes the
+``PredictCase`` is the function that an engine maps over case ids. It is picklable, loads its model once per process,
+and writes the
 case's entry last, so a case with an entry is complete.
 """
 
@@ -169,7 +170,7 @@ class PredictCase:
             write_durably(self.layout.overlay(case.id), self.draw(seen))
         except Exception as error:
             warnings.warn(
-                f"the picture of case {case.id} cannot be drawn ({in_one_line(error)}); its mask is there",
+                f"the picture of case {case.id} cannot be drawn ({in_one_line(error)}); its mask was written",
                 CasewiseWarning,
                 stacklevel=2,
             )

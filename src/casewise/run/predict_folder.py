@@ -19,7 +19,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from casewise.adapt.backbones import Backbone
-from casewise.adapt.contract import check_orientations, shape_of
+from casewise.adapt.contract import check_orientations
 from casewise.archive.layout import image_sha256
 from casewise.core.chain import Chain
 from casewise.core.durable import file_lock, file_sha256, sweep, write_durably
@@ -66,8 +66,8 @@ class PredictedFolder:
         page: The page for a person.
         report: The run for a machine.
         scores: Mean scores of the deployed masks and of M0, where labels were given.
-        promise: What is promised about these cases; None where nothing is.
-        warnings: What a reader must know.
+        promise: Promise about these cases; None where nothing is.
+        warnings: Warnings for the reader.
     """
 
     entries: tuple[PredictedCase, ...]
@@ -80,7 +80,7 @@ class PredictedFolder:
 
     @property
     def is_done(self) -> bool:
-        """True if every case has its mask, its score and its DICOM objects as asked."""
+        """True if every case has its mask and, if requested, its score and DICOM objects."""
         return not self.failures and all(entry.is_done for entry in self.entries)
 
     @property
@@ -191,7 +191,7 @@ EVIDENT = 0.01
 
 
 def _unlike(deployment: Deployment, entries: Sequence[PredictedCase]) -> list[str]:
-    """Say where a folder as a whole, or most of its images, look unlike the labelled cases."""
+    """Return a warning if the folder as a whole, or most of its images, look unlike the labelled cases."""
     known, seen = deployment.policy.appearance, [one for one in entries if one.appearance]
     if not known or not seen:
         return []
@@ -200,7 +200,7 @@ def _unlike(deployment: Deployment, entries: Sequence[PredictedCase]) -> list[st
     beyond = sum(bool(one.noted(OUTSIDE)) for one in seen)
     if p > EVIDENT and 2 * beyond <= len(seen):
         return []
-    most = f"; {beyond} of {len(seen)} images were flagged for it" if beyond else ""
+    most = f"; {beyond} of {len(seen)} images were flagged for this reason" if beyond else ""
     return [f"{UNLIKE}, so no estimate and no promise covers it: {sentence}{most}"]
 
 
@@ -214,8 +214,8 @@ def _write_page(
     policy, warnings = work.deployment.policy, list(warnings)
     if left := unfinished(work.layout.out):
         warnings.append(
-            f"{pluralize(len(left), 'more case')} of this folder had no result when this page was written (such as "
-            f"{left[0]}): another part was at work, or was killed"
+            f"{pluralize(len(left), 'more case')} of this folder had no result when this page was written (such "
+            f"as {left[0]}): another part was still running, or was killed"
         )
     facts = {
         "model": work.deployment.backbone.name, "policy": policy.name, "calibration_id": policy.calibration_id,
@@ -226,7 +226,7 @@ def _write_page(
 
 
 def _write_dicom(work: PredictCase, images: Path, entries: Sequence[PredictedCase], **options: Any) -> list[str]:
-    """Write SEG and structured report of every case whose image came as DICOM; return what could not be written.
+    """Write SEG and structured report of every case whose image came as DICOM; return the problems.
 
     ``options`` are those of :func:`casewise.run.dicom.write_objects`.
     """
@@ -238,7 +238,7 @@ def _write_dicom(work: PredictCase, images: Path, entries: Sequence[PredictedCas
 
 
 def _in_words(promise: Mapping[str, Any] | None) -> str:
-    """Say what is promised, or why nothing is; empty without a certificate."""
+    """Return the promise, or why there is none; empty without a certificate."""
     if promise is None:
         return ""
     lead, why = "the certificate does not hold here: ", promise["why_void"]
@@ -260,7 +260,7 @@ def prediction_work(deployment: Deployment, cases: Sequence[CaseFiles], out: Pat
     known = orientation_findings(cases, backbone)
     work = PredictCase(deployment, layout, unlabelled, key="", known=known, **options)
     if cases and work.keep_header and not work.layout.ending.endswith((".nii", ".nii.gz")):
-        raise BadInput(f"keep-header is for NIfTI, the masks of this model are {work.layout.ending}; leave it out")
+        raise BadInput(f"--set keep-header needs NIfTI, and this model writes {work.layout.ending}; leave it out")
     _check_apart_from_inputs(work.layout, cases)
     written = {
         "candidates": work.save_candidates, "overlays": work.draw is not None, "keep_header": work.keep_header
@@ -281,7 +281,7 @@ def _check_apart_from_inputs(layout: Layout, cases: Sequence[CaseFiles]) -> None
 
 
 def check_scorable(deployment: Deployment, cases: Sequence[CaseFiles]) -> None:
-    """Refuse to score a policy on its calibration cases; the images are read, so that no other name hides them."""
+    """Refuse to score a policy on its calibration cases; the images are read, so that renamed cases are found."""
     known = any(deployment.policy.calibration_inputs)
     check_held_out(deployment.policy, [_seen(files, deployment.backbone, known=known) for files in cases])
 
@@ -296,33 +296,7 @@ def _seen(files: CaseFiles, backbone: Backbone, *, known: bool) -> SimpleNamespa
 
 
 def _ending_for(cases: Sequence[CaseFiles]) -> str:
-    volumes = cases and cases[0].images[0].name.lower().endswith((".nii", ".nii.gz"))
-    return ".nii.gz" if volumes else ".png"
-
-
-@dataclass(frozen=True)
-class Planned:
-    """One row of a dry run."""
-
-    case_id: str
-    shape: tuple[int, ...] | None  # (channel, *space), None where the header cannot be read
-    bytes: int | None
-    complete: bool
-
-
-def plan_folder(work: PredictCase, *, resume: bool, overwrite: bool = False) -> tuple[Planned, ...]:
-    """Say what a run would do, from headers and hashes; refuse to replace masks of somebody else."""
-    planned = tuple(_planned(work, files, resume=resume) for files in work.cases.values())
-    if not overwrite:
-        check_replaceable(work.layout, [row.case_id for row in planned if not row.complete])
-    return planned
-
-
-def _planned(work: PredictCase, files: CaseFiles, *, resume: bool) -> Planned:
-    shape = None if files.leaving else shape_of(files)
-    need = None if shape is None else work.deployment.estimated_bytes(shape)
-    complete = resume and is_complete(work.layout, files, work.key)
-    return Planned(files.id, shape, need, complete)
+    return ".nii.gz" if cases and nifti.is_volume(cases[0].images[0]) else ".png"
 
 
 def predict_folder(
@@ -332,7 +306,7 @@ def predict_folder(
 
     Outputs of all cases that are to be done are removed before the first one starts, so that nothing old can be taken
     for the result of this run, whatever happens to it. Masks that no run wrote are refused, unless ``overwrite`` gives
-    them up. The deployment's watch sees every decision and may suspend the policy.
+    them up. Every decision is added to the watch of the deployment, which may suspend the policy.
     """
     work.layout.out.mkdir(parents=True, exist_ok=True)
     with claimed(work.layout.claims, work.cases):
@@ -486,7 +460,7 @@ def orientation_findings(cases: Sequence[CaseFiles], backbone: Backbone) -> dict
     found: dict[str, str] = {}
     for files in cases:
         path = files.images[0]
-        if not path.name.lower().endswith((".nii", ".nii.gz")):
+        if not nifti.is_volume(path):
             continue
         try:
             nifti.check_header(path)

@@ -70,7 +70,7 @@ class Layout:
 
     @property
     def claims(self) -> Path:
-        """Which process works on which cases at the moment."""
+        """Return the process that works on each case at the moment."""
         return self.out / "casewise" / "running"
 
     def entries(self) -> list[Path]:
@@ -104,12 +104,12 @@ def run_key(deployment: Deployment, options: Mapping[str, Any]) -> str:
 
 
 def input_hashes(files: CaseFiles) -> dict[str, str]:
-    """sha256 of each image file by name; paths stay out of what is shared."""
+    """sha256 of each image file by name; paths are left out for privacy."""
     return {path.name: file_sha256(path) for path in files.images}
 
 
 def is_complete(layout: Layout, files: CaseFiles, key: str) -> bool:
-    """Whether a case need not be done again: same run, same inputs, and every output still what it was."""
+    """True if a case need not be predicted again: unchanged run, inputs and outputs."""
     entry = read_entry(layout.entry(files.id))
     if entry is None or not entry.is_done or entry.key != key:
         return False
@@ -122,16 +122,15 @@ def is_complete(layout: Layout, files: CaseFiles, key: str) -> bool:
 
 
 def check_replaceable(layout: Layout, case_ids: Iterable[str]) -> None:
-    """Refuse to remove masks that no run wrote as they are: a folder of labels, or masks that a person has edited."""
+    """Refuse to replace masks that casewise did not write or that were edited since, such as labels."""
     there = [case_id for case_id in case_ids if layout.mask(case_id).is_file()]
     begun = _begun(layout.audit) if there else frozenset()
     foreign = [layout.mask(case_id).name for case_id in there if case_id not in begun and not _is_own(layout, case_id)]
     if foreign:
         more = f" and {len(foreign) - 3} more" if len(foreign) > 3 else ""
         raise Refused(
-            f"{layout.out} holds {', '.join(foreign[:3])}{more}, which no casewise run wrote or which changed since; "
-            "this run would remove and replace them. Choose another folder with -o, or add --set "
-            "overwrite=true to lose them"
+            f"{layout.out} holds {', '.join(foreign[:3])}{more}, which casewise did not write or which changed since; "
+            "this run would replace them. Choose another folder with -o, or add --set overwrite=true to lose them"
         )
 
 
@@ -141,7 +140,7 @@ def _is_own(layout: Layout, case_id: str) -> bool:
 
 
 def _begun(audit: Path) -> frozenset[str]:
-    """Cases that a run began and did not end; a mask of such a case without an entry was written by that run."""
+    """Cases that a run started and did not finish; a mask of such a case without an entry was written by that run."""
     found: set[str] = set()
     for event in Chain(audit).lines():
         if event.get("event") == "run-started":
@@ -196,8 +195,8 @@ def verify_predictions(out: Path, report: Path | None = None) -> list[str]:
     if left := unfinished(out):
         cases = pluralize(len(left), "case that was", "cases that were")
         problems.append(
-            f"{cases} begun {'has' if len(left) == 1 else 'have'} no result (such as {left[0]}): the run was killed, "
-            "or still goes on; run the same command with --continue_prediction"
+            f"{cases} begun {'has' if len(left) == 1 else 'have'} no result (such as {left[0]}): the run was "
+            f"killed or is still running; repeat the command with --continue_prediction"
         )
     if report is not None:
         problems += _against_report(out, audit, report)
@@ -215,11 +214,12 @@ COPIES = (
 
 
 def _copy_problems(out: Path, log: str, started: str, finished: str) -> list[str]:
-    """What is wrong with a folder of chosen masks: its log, a run that was killed, and files that are not as logged."""
+    """Return the problems of a folder of chosen masks: its log, a run that was killed, and files that are not as
+    logged."""
     lines, ended = Chain(out / log).since(started, finished)
     problems = log_problems(out / log)
     if not ended:
-        problems.append(f"{out} is incomplete: the run was killed, or still goes on; run the same command again")
+        problems.append(f"{out} is incomplete: the run was killed or is still running; repeat the command")
     files = {str(line.get("file") or line.get("mask")): str(line["sha256"]) for line in lines if line.get("sha256")}
     unlisted = (path.name for path in sorted(out.iterdir()) if path.name.lower().endswith(MASKS))
     problems += [f"{name} is a mask that the log does not name" for name in unlisted if name not in files and ended]
@@ -227,7 +227,7 @@ def _copy_problems(out: Path, log: str, started: str, finished: str) -> list[str
 
 
 def review_problems(folder: Path) -> list[str]:
-    """Say what is wrong with the log of reviewers' decisions."""
+    """Return the problems of the log of reviewers' decisions."""
     reviews = folder / "reviews.jsonl"
     return log_problems(reviews) if reviews.is_file() else []
 
@@ -235,7 +235,7 @@ def review_problems(folder: Path) -> list[str]:
 def log_problems(path: Path) -> list[str]:
     """Return the problems of a hash-chained log, an incomplete last line included."""
     log = Chain(path)
-    torn = f"{path.name} ends with half a line: its writer was killed; the next one cuts it off"
+    torn = f"{path.name} ends with half a line, because its process was killed; the next run removes it"
     return [*log.problems, *([torn] if log.torn else [])]
 
 
@@ -249,7 +249,7 @@ def _faults(out: Path, outputs: Mapping[str, str]) -> Iterator[str]:
 
 
 def _unlisted(out: Path, entries: Iterable[PredictedCase]) -> Iterator[str]:
-    """Masks without an entry: added by somebody, or their entry was deleted."""
+    """Masks without an entry: added by other software, or their entry was deleted."""
     listed = {name for entry in entries for name in entry.outputs}
     for path in sorted(out.iterdir()):
         if path.is_file() and path.name.lower().endswith(MASKS) and path.name not in listed:
@@ -271,10 +271,10 @@ def _against_report(out: Path, audit: Path, report: Path) -> Iterator[str]:
         return
     found = Chain(audit).lines()
     if len(found) < lines:
-        yield f"{audit.name} was cut off: the report saw {lines} lines, {len(found)} are left"
+        yield f"{audit.name} was truncated: the report has {lines} lines, the log {len(found)}"
     elif lines and found[lines - 1].get("hash") != last:
-        yield f"{audit.name} was written anew: its line {lines} is not the one that the report saw"
-    yield from (f"{name} is missing, the report names it" for name in files if not (out / name).is_file())
+        yield f"{audit.name} was replaced: its line {lines} is not that of the report"
+    yield from (f"{name} is missing, but the report names it" for name in files if not (out / name).is_file())
 
 
 def _against_log(out: Path, audit: Path) -> list[str]:
@@ -285,7 +285,7 @@ def _against_log(out: Path, audit: Path) -> list[str]:
     files = {path.stem: path for path in Layout(out, "").entries()}
     unlogged = [f"casewise/{case_id}.json has no line in the audit log" for case_id in files if case_id not in logged]
     return unlogged + [
-        f"casewise/{case_id}.json is not the entry that the audit log saw"
+        f"casewise/{case_id}.json is not the file that the audit log names"
         for case_id, digest in sorted(logged.items())
         if case_id not in files or file_sha256(files[case_id]) != digest
     ]

@@ -1,8 +1,8 @@
 """Cases on a Ray cluster: one actor per worker, which loads the model once and runs one case at a time.
 
-The driver keeps the list of what is to do. A worker that dies, with its process or with its node, gives its case back
+The driver has the list of open cases. A worker that dies, with its process or with its node, gives its case back
 to the list and is replaced, so nothing is lost; a case that takes its worker down again and again is given up after
-``retries`` further attempts and reported. What was already done is known to the caller's manifest, not to Ray.
+``retries`` further attempts and reported. The caller's manifest, not Ray, knows the finished cases.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class RayEngine:
 
     def __post_init__(self) -> None:
         if self.jobs < 1:
-            raise BadInput(f"-j counts workers, at least 1, got {self.jobs}")
+            raise BadInput(f"-j, the number of workers, must be at least 1, got {self.jobs}")
         if self.retries < 0:
-            raise BadInput(f"a lost case is tried again 0 or more times, got retries={self.retries}")
+            raise BadInput(f"retries must be 0 or more, got{self.retries}")
 
     def map(self, work: Work, case_ids: Sequence[str]) -> Iterator[Result]:
         """Yield one result per case, also where workers are lost."""
@@ -52,7 +52,7 @@ class RayEngine:
 
 
 def address_from(environment: Mapping[str, str]) -> str | None:
-    """The cluster that the environment names; casewise's own variable wins.
+    """The cluster that the environment names; casewise's own variable has priority.
 
     >>> address_from({"RAY_ADDRESS": "ray://head:10001", "CASEWISE_RAY_ADDRESS": ""})
     'ray://head:10001'
@@ -62,7 +62,7 @@ def address_from(environment: Mapping[str, str]) -> str | None:
 
 @contextmanager
 def connected(address: str | None) -> Iterator[None]:
-    """Join a cluster, or start one for as long as this lasts. A connection that was there before stays."""
+    """Join a cluster, or start one until the end of the block. An existing connection stays."""
     if ray.is_initialized():
         yield
         return
@@ -100,7 +100,7 @@ class Actor:
 
 @dataclass
 class _RemoteWorker:
-    """One actor, the answer that it owes, and the case that the answer is about (None: is it ready?)."""
+    """One actor, its pending answer, and the case of that answer (None: the test that it is ready)."""
 
     actor: Any
     owes: Any
@@ -155,7 +155,7 @@ class _WorkerPool:
             self.idle.pop().give(self.waiting.pop(0))
 
     def _collected(self, worker: _RemoteWorker) -> Result | None:
-        """What a worker owed: the result of its case; None where it only became ready, or was lost and replaced."""
+        """The result of a worker: the result of its case; None where it only became ready, or was lost and replaced."""
         try:
             answer = ray.get(worker.owes)
         except RayError as error:  # a new worker; the case of the lost one waits again, unless it was lost too often
@@ -195,7 +195,7 @@ class _WorkerPool:
         late = [one for one in self.workers if one.case_id and one.seconds > self._limit]
         for worker in late:
             self._stop_worker(worker)
-        message = f"did not answer within {self._limit:g} s and was killed"
+        message = f"did not finish within {self._limit:g} s and was stopped"
         return [Result(str(one.case_id), error=message, kind="TimeOut", seconds=one.seconds) for one in late]
 
 
@@ -206,7 +206,7 @@ def _threads(jobs: int) -> int:
 
 
 def _gpus(work: Work) -> int:
-    """One GPU a worker where the model asks for one; Ray shows each worker only its own."""
+    """Return one GPU per worker if the model runs on a GPU; a worker sees only its own."""
     model = getattr(getattr(work, "deployment", None), "model", None)
     return int(str(getattr(model, "device", "cpu")).startswith("cuda"))
 

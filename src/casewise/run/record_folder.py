@@ -34,7 +34,7 @@ from casewise.run.local import Engine, LocalEngine, Result
 
 @dataclass(frozen=True)
 class RecordCase:
-    """Makes every candidate of one case; never sees a label."""
+    """Makes every candidate of one case; never reads a label."""
 
     model: Model | Backbone
     proposers: Mapping[str, Adaptation]  # by ladder
@@ -79,7 +79,7 @@ def record_folder(
 ) -> tuple[Archive, Iterator[Result]]:
     """Open or resume the archive at ``path``, and stream the results of the cases that it does not hold yet.
 
-    A case waits for every ladder that it lacks, so a proposer can be added to an archive that is there. The iterator
+    A case waits for every ladder that it lacks, so a proposer can be added to an existing archive. The iterator
     adds each ladder of a case atomically before it yields, and seals the archive at its end. The archive
     that is returned shows the first ladder.
     """
@@ -167,13 +167,11 @@ def _order(how: Adaptation, cases: Iterable[str]) -> dict[str, list[str]]:
 def _check_stream(work: RecordCase, engine: Engine) -> None:
     if len(work.proposers) > 1:
         raise BadInput(
-            "a stream changes the network until its last case, so it is recorded alone; run record once more for the "
-            "other ladders, into the same archive"
+            "a stream changes the network until its last case, so it must be recorded alone; record the other "
+            "ladders with a second command into the same archive"
         )
     if not isinstance(engine, LocalEngine) or engine.jobs > 1 or engine.timeout_s is not None:
-        raise BadInput(
-            "a stream runs in one process, one case after the other; use -j 1 on this machine, without a timeout"
-        )
+        raise BadInput("a stream must run in one process; use -j 1 on this machine, without a timeout")
 
 
 def _add(
@@ -226,11 +224,12 @@ def parsed_states(text: str) -> tuple[State, ...]:
         pairs = [part.split(":") for part in text.split(",") if part.strip()]
         return tuple(State(int(step), float(alpha)) for step, alpha in pairs)
     except ValueError as error:
-        raise BadInput(f"a shrunk state is step:alpha, such as 2:0.5, got {text!r}") from error
+        raise BadInput(f"an interpolated state must be step:alpha, such as 2:0.5, got {text!r}") from error
 
 
 def risk_statistics(path: Path, model: Model, plain: Adaptation) -> RiskStatistics:
-    """What the risk of a modulation is measured with: step 1 of calibration cases that were recorded without it (C6).
+    """Return the statistics for the risk of a modulation: step 1 of calibration cases that were recorded without it
+    (C6).
 
     No label is read. Trajectories of another model or objective have other edits, so they are refused.
     """

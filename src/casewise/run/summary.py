@@ -1,11 +1,11 @@
-"""What a run leaves besides its masks: summary.json, nnU-Net's two files, and the machine-readable report.
+"""Files of a run besides its masks: summary.json, nnU-Net's two files, and the machine-readable report.
 
 summary.json is as ``nnUNetv2_evaluate_folder`` writes it, so that users' scripts keep working, plus an ``adapt`` block.
 
 Dice and IoU are NaN where a class is neither predicted nor there; means are nanmeans. This is nnU-Net's convention; the
 study's own differs (classes absent from the label are skipped, A10).
 
-Where every class is compared (``classes``, as for streets) class 0 is scored like the others, and a case became
+If every class is compared (``classes``, as for streets) class 0 is scored like the others, and a case became
 better or worse by its mean IoU instead of its mean Dice.
 """
 
@@ -106,13 +106,13 @@ def _masks(layout: Layout, case_id: str, file: Path, backbone: Backbone) -> tupl
     """The label, the deployed mask and M0."""
     label, mask = backbone.read_label(file), backbone.read_label(layout.mask(case_id))
     if label.shape != mask.shape:
-        raise BadInput(f"label {file.name} has shape {label.shape}, its mask {mask.shape}; is it another case's?")
+        raise BadInput(f"label {file.name} has shape {label.shape}, its mask {mask.shape}; check its name")
     kept_source = layout.source(case_id)
     return label, mask, backbone.read_label(kept_source) if kept_source.is_file() else mask
 
 
 def _regions(backbone: Backbone, scored: Sequence[CaseFiles], *, background: bool) -> tuple[Region, ...]:
-    """What is evaluated: nnU-Net's own regions, else every named label, else what the labels hold."""
+    """Return the evaluated labels: nnU-Net's own regions, else every named label, else the values in the labels."""
     own = getattr(backbone, "regions", None)
     if own is not None:
         return tuple(own)
@@ -153,7 +153,7 @@ def _nanmean(values: Sequence[float]) -> float:
 def _effect(
     entry: PredictedCase, before: dict[str, dict[str, float]], after: dict[str, dict[str, float]], *, foreground: bool
 ) -> dict[str, Any]:
-    """What was done with a case, and its scores before and after."""
+    """Return the action for a case, and its scores before and after."""
     scores = {
         f"{when}{name}": _nanmean([values[name] for values in metrics.values()])
         for when, metrics in (("source_", before), ("", after))
@@ -179,7 +179,7 @@ def _cohort(effects: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 def copy_model_files(work: PredictCase) -> None:
     """dataset.json and plans.json, which nnU-Net's own tools look for beside predictions.
 
-    Where a model has no dataset.json, or its classes were merged, one is written that names the labels of the masks.
+    If a model has no dataset.json, or its classes were merged, one is written that names the labels of the masks.
     """
     model, backbone = work.deployment.model, work.deployment.backbone
     own = {name: Path(getattr(model, "spec", "")) / name for name in ("dataset.json", "plans.json")}
@@ -206,7 +206,7 @@ def run_report(
 ) -> dict[str, Any]:
     """The run for a machine, in the manner of TotalSegmentator's ``--set report=FILE``.
 
-    ``all_parts`` are the cases of the other parts too: what is promised hangs on the quotas of all.
+    ``all_parts`` are the cases of the other parts too: the promise depends on the bucket shares of all cases.
     """
     among = entries if all_parts is None else all_parts
     deployment = work.deployment
@@ -241,14 +241,14 @@ def run_report(
 
 
 PAGES = ("report.html", "summary.json")
-UNCOVERED = "the certificate does not hold here: it is about none of these cases"
+UNCOVERED = "the certificate does not hold here: it covers none of these cases"
 
 
 @contextmanager
 def everyone(work: PredictCase) -> Iterator[list[PredictedCase]]:
     """The entries of this run, those of its other parts included, while no other part writes page or summary.
 
-    What the block leaves in the folder goes into the audit log, so that a later edit is noticed.
+    Files that the block writes into the folder are listed in the audit log, so that later edits are noticed.
     """
     layout = work.layout
     with file_lock(layout.claims / "finish"):
@@ -289,7 +289,7 @@ def drift_of(policy: Policy, entries: Sequence[PredictedCase]) -> str | None:
 
 
 def promised(deployment: Deployment, entries: Sequence[PredictedCase]) -> tuple[str | None, list[str]]:
-    """What is promised about these cases, None where it does not hold, and what a reader must know about it."""
+    """Return the promise about these cases, None if it does not hold, and warnings about it."""
     drift, void = drift_of(deployment.policy, entries), why_void(deployment, entries)
     said = [*deployment.warnings, *([] if drift is None else [drift])]
     said += [void] if void is not None and void not in said else []
@@ -301,7 +301,8 @@ def promised(deployment: Deployment, entries: Sequence[PredictedCase]) -> tuple[
 
 
 def why_void(deployment: Deployment, entries: Sequence[PredictedCase]) -> str | None:
-    """Why the certificate does not hold for these cases, as a sentence; None where it does, or where there is none."""
+    """Return why the certificate does not hold for these cases, as a sentence; None where it does, or where there is
+    none."""
     if deployment.certificate is None or deployment.why_void is not None:
         return deployment.why_void
     if drift_of(deployment.policy, entries) is not None:

@@ -49,7 +49,7 @@ class Taken:
 
     @property
     def compared(self) -> bool:
-        """Whether the policy could decide."""
+        """True if the policy could decide."""
         return self.decision is not None
 
     def as_dict(self) -> dict[str, Any]:
@@ -70,7 +70,7 @@ def take_over_folders(
 ) -> Iterator[Taken]:
     """Decide on every pair and copy the chosen mask to OUT under the old file's name; yield one result per pair.
 
-    ``model`` and ``method`` name what made old and new, as they were named when the policy's archive was imported. A
+    ``model`` and ``method`` name the model and method of old and new, as in the import of the policy's archive. A
     policy that calibration called NO-GO is refused, unless ``force``. Masks in OUT of anybody else are refused.
     """
     check_go(policy, force=force)
@@ -101,13 +101,13 @@ def take_over_folders(
 def take_over_lines(taken: Sequence[Taken], policy: Policy, out: Path) -> list[str]:
     """Summarize the results in sentences."""
     counts = Counter(one.taken for one in taken)
-    said = {NEW: "new", OLD: "old", ASK: "old until a person has looked", FAILED: "without a mask"}
+    said = {NEW: "new", OLD: "old", ASK: "the old mask until a person decides", FAILED: "without a mask"}
     kinds = ", ".join(f"{counts[kind]} {words}" for kind, words in said.items() if counts[kind])
-    lines = [f"taken over, {pluralize(len(taken), 'case')}: {kinds}"]
+    lines = [f"{pluralize(len(taken), 'case')} decided: {kinds}"]
     lines += [f"{one.case_id}: {one.reason}" for one in taken if one.taken in (ASK, FAILED)]
     advised = no_go(policy)
     if advised is not None:
-        lines.append(f"! {advised}. It was followed all the same (force).")
+        lines.append(f"! {advised}. It was used nevertheless (force).")
     return [*lines, f"masks, decisions.jsonl and audit.jsonl are in {out}; M0 in a reason is the old mask"]
 
 
@@ -125,13 +125,13 @@ def _check_replaceable(out: Path, files: Sequence[str]) -> None:
     if foreign:
         more = f" and {len(foreign) - 3} more" if len(foreign) > 3 else ""
         raise Refused(
-            f"{out} holds {', '.join(foreign[:3])}{more}, which no --take-over wrote or which changed since; this "
-            "run would replace them. Choose another folder with -o"
+            f"{out} holds {', '.join(foreign[:3])}{more}, which --take-over did not write or which changed "
+            f"since; this run would replace them. Choose another folder with -o"
         )
 
 
 def _checked(policy: Policy, model: str, method: str, certificate: Path | None) -> tuple[Judge, dict[str, Any]]:
-    """The judge and how it measures, after the policy was compared with what it is used on."""
+    """Return the judge and its options, after the binding of the policy was checked."""
     if policy.binding is None:
         raise BadInput(f"policy {policy.name!r} is not calibrated; run casewise calibrate on an archive of old and new")
     binding = Binding(model, method, "masks", policy.binding.measure)
@@ -145,7 +145,7 @@ def _checked(policy: Policy, model: str, method: str, certificate: Path | None) 
     known = frozenset(edit_signals(*_NOTHING))
     lacking = sorted(judge.controller.needs - known)
     if lacking:
-        raise Refused(f"policy {policy.name!r} reads {', '.join(lacking)}, which two masks alone do not say")
+        raise Refused(f"policy {policy.name!r} reads {', '.join(lacking)}, which two masks do not give")
     return judge, options
 
 
@@ -156,7 +156,7 @@ def _decided(pair: Pair, judge: Judge, options: Mapping[str, Any], policy: Polic
     except (CasewiseError, OSError) as error:
         return _kept_old(pair, out, in_one_line(error))
     if decision.state.step > 1 or decision.state.shrink or decision.accepted is not None:
-        return _kept_old(pair, out, f"policy {policy.name!r} asks for state {decision.state}, which is neither mask")
+        return _kept_old(pair, out, f"policy {policy.name!r} chose state {decision.state}, which is neither mask")
     taken = NEW if decision.state.step else ASK if decision.flagged else OLD
     return _copied(Taken(pair.id, taken, decision.reason, decision), pair, out)
 
@@ -198,7 +198,7 @@ class _PairLadder:
 
 
 def _kept_old(pair: Pair, out: Path, why: str) -> Taken:
-    """The old mask where there is one, for a person to look at."""
+    """Keep the old mask, if there is one, for a person to check."""
     if pair.old is None:
         return Taken(pair.id, FAILED, why)
     return _copied(Taken(pair.id, ASK, f"{why}; the old mask stays"), pair, out)

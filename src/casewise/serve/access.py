@@ -40,13 +40,13 @@ class ServiceSettings:
     def __post_init__(self) -> None:
         if not self.is_local and not self.token:
             raise Refused(
-                f"binding to {self.host} lets others connect, so a token is needed; "
-                f"set CASEWISE_TOKEN, or bind to 127.0.0.1"
+                f"other machines can connect to {self.host}, so a token is needed; set CASEWISE_TOKEN, or use "
+                f"--host 127.0.0.1"
             )
 
     @property
     def is_local(self) -> bool:
-        """Whether only this machine can connect."""
+        """True if only this machine can connect."""
         try:
             return ipaddress.ip_address(self.host.strip("[]")).is_loopback
         except ValueError:
@@ -70,7 +70,7 @@ WITHOUT_TOKEN = ("/health/live", "/health/ready")
 class AccessControl:
     """ASGI middleware: 400 for a foreign Host, 403 for a foreign Origin, 401 without the token, 413 for too much.
 
-    A packed body (Content-Encoding) is a 415: its size says nothing of what it would unpack to.
+    A packed body (Content-Encoding) is a 415: its size does not limit its unpacked size.
     """
 
     def __init__(self, app: ASGIApp, settings: ServiceSettings) -> None:
@@ -108,7 +108,7 @@ class AccessControl:
                 return 403, "pages of other sites may not use this service"  # a browser sends passwords by itself
         packed = headers.get("content-encoding", "identity").lower()
         if packed != "identity":
-            return 415, f"the body is packed ({packed[:20]}); send it as it is, a .nii.gz file as the file that it is"
+            return 415, f"the body is compressed ({packed[:20]}); send the file itself, also if it is a .nii.gz file"
         length = headers.get("content-length", "0")
         if length.isdigit() and int(length) > settings.max_bytes:
             return 413, _too_much(settings.max_bytes)
@@ -116,7 +116,7 @@ class AccessControl:
 
 
 def _named(netloc: str, settings: ServiceSettings) -> bool:
-    """Whether a Host or Origin, with or without its port, is one of ours."""
+    """True if a Host or Origin, with or without its port, is allowed."""
     if settings.allowed_hosts is None:
         return True
     name, colon, port = netloc.rpartition(":")
@@ -130,7 +130,7 @@ def _bears(headers: Mapping[str, str], token: str) -> bool:
 
 
 def _in_browser(headers: Mapping[str, str], token: str) -> bool:
-    """Whether the token came as the password that a browser asks for, with any user name."""
+    """True if the token was sent as the password of Basic authentication, with any user name."""
     kind, _, given = headers.get("authorization", "").partition(" ")
     if kind.lower() != "basic":
         return False
@@ -142,7 +142,7 @@ def _in_browser(headers: Mapping[str, str], token: str) -> bool:
 
 
 def _too_much(limit: int) -> str:
-    return f"the body may have {limit} bytes; send a smaller image, or start the service with a higher max-body"
+    return f"the body must have at most {limit} bytes; send a smaller image, or raise --set max-body"
 
 
 def _has_body(headers: Mapping[str, str]) -> bool:

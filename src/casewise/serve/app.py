@@ -59,12 +59,12 @@ class Lane:
 
     @contextmanager
     def place(self) -> Iterator[None]:
-        """Take a place before the body is read, so that memory is at most places times the largest body."""
+        """Reserve a place before the body is read, so that memory is at most places times the largest body."""
         if not self.open:
             raise HTTPException(503, "the service is shutting down")
         if self.taken >= self.places:
             retry_s = str(max(1, math.ceil(self._case_s * self.taken)))
-            raise HTTPException(429, f"every place is taken; try again in {retry_s} s", {"Retry-After": retry_s})
+            raise HTTPException(429, f"the queue is full; try again in {retry_s} s", {"Retry-After": retry_s})
         self.taken += 1
         try:
             yield
@@ -99,24 +99,24 @@ _NIFTI_STARTS = tuple(struct.pack(order, size) for size in (348, 540) for order 
 
 
 def ending_of(body: bytes) -> str:
-    """``.nii.gz``, ``.nii`` or ``.png`` from the bytes; what a client calls the file does not count."""
+    """``.nii.gz``, ``.nii`` or ``.png`` from the bytes; the file name of the client is ignored."""
     if body.startswith(_PNG):
         return ".png"
     if body.startswith(_GZIP):
         return ".nii.gz"
     if body.startswith(_NIFTI_STARTS):
         return ".nii"
-    raise BadInput("the body must be one NIfTI (.nii or .nii.gz) or PNG file, sent as it is: no form, no base64")
+    raise BadInput("the body must be one NIfTI (.nii or .nii.gz) or PNG file itself, not a form and not base64")
 
 
 @contextmanager
 def opened(
     body: bytes, backbone: Backbone, *, case_id: str, group: str | None, max_bytes: int
 ) -> Iterator[tuple[Reading, Path]]:
-    """The image as the model's own reader sees it, and a path for a mask beside it; both gone afterwards."""
+    """Read the image with the model's own reader; also return a path for a mask beside it; both gone afterwards."""
     ending = ending_of(body)
     if backbone.ending not in (None, ending):
-        raise BadInput(f"this model reads {backbone.ending}, the body is a {ending}")
+        raise BadInput(f"this model reads {backbone.ending}, but the body is {ending}")
     with TemporaryDirectory(prefix="casewise-") as folder:
         path = Path(folder) / f"image{ending}"
         path.write_bytes(body)
@@ -133,7 +133,7 @@ def named_after(content: bytes) -> str:
 
 
 def facts_of(answer: CaseResult, promise: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Everything about an answer besides the masks, as plain JSON."""
+    """Return all facts of an answer besides the masks, as plain JSON."""
     facts = {
         "status": answer.status,
         "error": None if answer.error is None else in_one_line(answer.error),
@@ -188,21 +188,21 @@ def _problems(**meanings: str) -> Responses:
 
 
 ALWAYS = _problems(
-    _400="The Host header names another machine.", _401="The token is missing.", _403="A page of another site asked.",
-    _415="The body is packed (Content-Encoding).",
+    _400="The Host header names another machine.", _401="The token is missing.",
+    _403="The request comes from a page of another site.", _415="The body is compressed (Content-Encoding).",
 )  # fmt: skip
 READY: Responses = {**ALWAYS, **_problems(_503="Shutting down.")}
 SEGMENT: Responses = {
     **READY,
     **_problems(
         _400="The body cannot be understood.",
-        _408="The body came too slowly.",
+        _408="The body arrived too slowly.",
         _413="The body is too large.",
-        _422="Understood, but not an image for this model.",
+        _422="The file is valid, but not an image for this model.",
     ),
     429: {
         "model": Refusal,
-        "description": "Every place is taken.",
+        "description": "The queue is full.",
         "headers": {"Retry-After": {"schema": {"type": "integer"}, "description": "Seconds."}},
     },
     200: {
@@ -250,12 +250,12 @@ class _Service:
             get(path, include_in_schema=False, response_class=Response)(self.page)
 
     async def page(self) -> Response:
-        """A form to try an image and what can be asked here, as a page that loads nothing from elsewhere."""
+        """Return a page with a form to try an image and the list of paths; it loads nothing from other hosts."""
         text = service_page(self.app, self.name, self.deployment)
         return Response(text, media_type="text/html; charset=utf-8")
 
     async def live(self) -> dict[str, bool]:
-        """The process answers."""
+        """Return 200 while the process runs."""
         return {"live": True}
 
     async def ready(self) -> dict[str, bool | int]:
@@ -283,9 +283,9 @@ class _Service:
         self,
         request: Request,
         answer: Annotated[Literal["file", "json"], Query(description="The mask as a file, or inside JSON.")] = "file",
-        case_id: Annotated[str | None, Query(description="Default: named after the content.")] = None,
-        group: Annotated[str | None, Query(description="For policies that differ by group.")] = None,
-        preview: Annotated[bool, Query(description="With answer=json: a picture of what was decided, too.")] = False,
+        case_id: Annotated[str | None, Query(description="Default: a hash of the content.")] = None,
+        group: Annotated[str | None, Query(description="Needed by policies with cut-points for each group.")] = None,
+        preview: Annotated[bool, Query(description="With answer=json: also a picture of the decision.")] = False,
     ) -> Response:
         """Segment one NIfTI or PNG file, sent as the body; the mask comes back as a file of the same kind."""
 
@@ -373,7 +373,8 @@ async def _invalid(request: Request, error: Any) -> JSONResponse:
 
 
 def service_page(app: FastAPI, model: str, deployment: Deployment) -> str:
-    """The first page: a form to try an image, how a program asks, and every path; it loads nothing from elsewhere."""
+    """Return the first page: a form to try an image, examples for programs, and every path; it loads nothing from
+    other hosts."""
     backbone = deployment.backbone
     kinds = [backbone.ending] if backbone.ending else [".nii.gz", ".nii", ".png"]
     channels = backbone.expects.channels

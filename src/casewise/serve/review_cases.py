@@ -35,7 +35,7 @@ from casewise.run.prediction_folder import Layout, read_entry
 
 @dataclass(frozen=True)
 class ReviewCase:
-    """One case before its masks are opened; nothing here needed a label."""
+    """One case before its masks are opened; it needs no label."""
 
     id: str
     about: str  # sha256 of what a review would be about: another output has another one
@@ -61,7 +61,7 @@ class ReviewCase:
 
 @dataclass(frozen=True, eq=False)
 class Masks:
-    """The masks of one case on one grid; None where a mask is not there."""
+    """The masks of one case on one grid; None if a mask is missing."""
 
     source: Mask
     adapted: Mask | None
@@ -81,7 +81,7 @@ def state_order(name: str) -> tuple[str, int, float]:
 
 
 def shown_first(states: tuple[str, ...]) -> str | None:
-    """What is deployed, where that is no candidate; else the deepest plain state of the deployed ladder."""
+    """The deployed mask, if it is not a candidate; else the deepest plain state of the deployed ladder."""
     if DEPLOYED in states:
         return DEPLOYED
     own = [name for name in states if ":" not in name] or list(states)
@@ -127,7 +127,9 @@ class Predictions:
             entry = read_entry(file)
             case_id = check_case_id(file.stem)
             if entry is None or entry.case != case_id:
-                entry = PredictedCase(case_id, FAILED, error=f"{file.name} is not its entry; predict the case again")
+                entry = PredictedCase(
+                    case_id, FAILED, error=f"{file.name} does not belong to the case; predict the case again"
+                )
             found[case_id] = entry
         return found
 
@@ -141,7 +143,7 @@ class Predictions:
 
     @property
     def lost(self) -> list[str]:
-        """Cases that a run ended, says the audit log, and whose entry is gone."""
+        """Cases that the audit log lists as finished and whose JSON file is missing."""
         ended = dict.fromkeys(str(line.get("case")) for line in self._audited("case", "case-kept"))
         return [case_id for case_id in ended if case_id not in self.entries]
 
@@ -156,7 +158,7 @@ class Predictions:
 
     @property
     def classes(self) -> Classes:
-        """As the last run's model calls them."""
+        """Class names of the model of the last run."""
         background = (self._last_run.get("adaptation") or {}).get("foreground", True)
         return Classes(_named(self._last_run.get("classes")), bool(background))
 
@@ -165,7 +167,7 @@ class Predictions:
         return file_sha256(Layout(self.path, "").entry(case_id))
 
     def masks(self, case_id: str, state: str | None) -> Masks:
-        """Deployed, M0 (which is the deployed one after a rollback) and the adapted state that was asked for."""
+        """Deployed, M0 (which is the deployed one after a rollback) and the given adapted state."""
         case, layout = self.cases[case_id], self._layout(case_id)
         if not case.has_masks:
             raise BadInput(f"case {case_id} has no output: {case.error}")
@@ -187,9 +189,7 @@ class Predictions:
         states = self.cases[case_id].states
         if (state == DEPLOYED and state in states) or list(states) == [state]:  # the only one that was kept
             return self._checked(case_id, layout.mask(case_id))
-        raise BadInput(
-            f"state {state} of case {case_id} was not saved; predict with --set save-candidates=true to keep it"
-        )
+        raise BadInput(f"state {state} of case {case_id} was not saved; predict with --set save-candidates=true")
 
     def overlay(self, case_id: str) -> Path | None:
         """The overlay that was drawn, unless it was changed since."""
@@ -243,7 +243,7 @@ class Predictions:
         for ending in ENDINGS:
             if f"{case_id}{ending}" in self.entries[case_id].outputs:
                 return Layout(self.path, ending)
-        raise BadInput(f"the entry of case {case_id} names no mask; run casewise inspect {self.path}")
+        raise BadInput(f"the JSON file of case {case_id} names no mask; run casewise inspect {self.path}")
 
     def _names(self, case_id: str, path: Path) -> bool:
         return path.relative_to(self.path).as_posix() in self.entries[case_id].outputs
@@ -252,7 +252,7 @@ class Predictions:
         """The path, inside the folder and with the bytes that were recorded."""
         name = path.relative_to(self.path).as_posix()
         if self.path.resolve() not in path.resolve().parents:
-            raise UnsafeInput(f"{name} is a link that leaves {self.path}; copy the file into the folder")
+            raise UnsafeInput(f"{name} is a link out of {self.path}; copy the file into the folder")
         if not path.is_file() or file_sha256(path) != self.entries[case_id].outputs.get(name):
             raise Refused(f"{name} is missing or was changed after it was written; predict case {case_id} again")
         return path
@@ -263,7 +263,7 @@ def _read(path: Path) -> Mask:
 
 
 def _name(state: str, entry: PredictedCase) -> str:
-    """What a person calls a state: the name of its candidate where the entry has it."""
+    """Return the displayed name of a state: the name of its candidate where the entry has it."""
     if state == DEPLOYED:
         cleaned = ", after cleanup" if entry.decision and entry.decision.cleanup else ""
         return f"written mask ({entry.candidate}{cleaned})"
@@ -359,9 +359,9 @@ class Images:
         return len(self.files[case_id].images) if case_id in self.files else 0
 
     def problem(self, case: ReviewCase) -> str | None:
-        """Why the image of a case cannot be shown; None where it can."""
+        """Return why the image of a case cannot be shown; None where it can."""
         if not self.files:
-            return "no images: start with --images DIR to see them under the masks"
+            return "no images: start with --images DIR to show them under the masks"
         if case.id not in self.files:
             return f"the image folder has no case {case.id}"
         for path in self.files[case.id].images:
@@ -392,7 +392,7 @@ def _near(masks: Masks) -> tuple[slice, ...]:
 
 
 def mask_slice(masks: Masks, where: Where) -> bytes:
-    """A PNG whose red, green and blue are the labels of M0, adapted and deployed; M0 where a mask is not there.
+    """A PNG whose red, green and blue are the labels of M0, adapted and deployed; M0 if a mask is missing.
 
     Labels above 255 begin again at 1: colors repeat, boundaries between neighbors stay.
     """
@@ -412,7 +412,7 @@ def plane(values: NDArray[Any], where: Where) -> NDArray[Any]:
 
 
 def png(pixels: NDArray[Any]) -> bytes:
-    """Pixels as a PNG, packed lightly: it travels inside one machine."""
+    """Encode pixels as a PNG with light compression, because it stays on one machine."""
     buffer = io.BytesIO()
     Image.fromarray(np.ascontiguousarray(pixels)).save(buffer, format="PNG", compress_level=1)
     return buffer.getvalue()

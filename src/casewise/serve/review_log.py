@@ -3,7 +3,7 @@
 The file is a hash chain (:mod:`casewise.core.chain`).
 
 :func:`apply_reviews` copies the mask that was chosen for each case, with a log of why. The prediction folder is not
-changed. A review about another output than the one that is there now decides nothing.
+changed. A review of an earlier output has no effect.
 """
 
 from __future__ import annotations
@@ -47,17 +47,17 @@ class Review:
     def __post_init__(self) -> None:
         check_case_id(self.case)
         if self.decision not in DECISIONS:
-            raise BadInput(f"a decision is one of {', '.join(DECISIONS)}, got {self.decision!r}")
+            raise BadInput(f"a decision must be one of {', '.join(DECISIONS)}, got {self.decision!r}")
         if not self.reviewer.strip() or len(self.reviewer) > NAME_LENGTH or not self.reviewer.isprintable():
             raise BadInput(f"a reviewer's name has 1 to {NAME_LENGTH} printable characters; enter yours first")
         if len(self.note) > NOTE_LENGTH:
             raise BadInput(f"a note has at most {NOTE_LENGTH} characters, got {len(self.note)}; shorten it")
         if any(character == "\0" or 0xD800 <= ord(character) < 0xE000 for character in self.note):
-            raise BadInput("a note is text, this one holds halves of characters or NUL; write it again")
+            raise BadInput("a note must be text without NUL or broken characters; write it again")
 
 
 class Overtaken(Refused):
-    """Somebody decided the case since the reviewer looked at it."""
+    """Another reviewer decided the case after this page had loaded it."""
 
 
 @dataclass(frozen=True)
@@ -68,9 +68,9 @@ class ReviewLog:
 
     @property
     def problems(self) -> list[str]:
-        """What is wrong with the log; empty where every line follows from the one before."""
+        """Return the problems of the log; empty where every line follows from the one before."""
         strange = sum(not _is_review(line) for line in self._events())
-        foreign = [f"{self.path.name} holds {pluralize(strange, 'line')} of no review"] if strange else []
+        foreign = [f"{self.path.name} holds {pluralize(strange, 'line')} without a review"] if strange else []
         return [*Chain(self.path).problems, *foreign]
 
     def check(self) -> None:
@@ -88,7 +88,7 @@ class ReviewLog:
                 the new one is refused, unless both say the same. None checks nothing.
 
         Raises:
-            Overtaken: If somebody decided the case meanwhile.
+            Overtaken: If another reviewer decided the case meanwhile.
         """
         with file_lock(self.path.with_name(LOCK)):  # from reading the last decision to writing the next one
             last = self.latest().get(review.case, {})
@@ -101,7 +101,7 @@ class ReviewLog:
                 )
 
     def lines(self) -> list[dict[str, Any]]:
-        """Every decision, oldest first; a line that is none decides nothing."""
+        """Every decision, oldest first; other lines are skipped."""
         return [line for line in self._events() if _is_review(line)]
 
     def _events(self) -> list[dict[str, Any]]:
@@ -142,7 +142,7 @@ _LOCK = ".applying"
 
 @dataclass(frozen=True)
 class Applied:
-    """What became of one case."""
+    """Result of applying the reviews to one case."""
 
     case: str
     taken: str  # deployed, m0, adapted, or none where there was nothing to take
@@ -158,18 +158,18 @@ def apply_reviews(folder: Path, out: Path) -> list[Applied]:
     """Write the chosen mask of every case into ``out`` and a hash-chained log beside them.
 
     Args:
-        folder: What ``casewise predict`` wrote, with its reviews.
+        folder: Folder of ``casewise predict``, with its reviews.
         out: A new or empty folder, or one that an earlier run of this function did not finish: that run's files are
             replaced.
 
     Returns:
-        What became of each case.
+        Result for each case.
 
     Raises:
         Refused: If ``out`` holds anything else, another process writes into it, or the reviews cannot be trusted.
     """
     if (folder / "manifest.json").is_file():
-        raise BadInput(f"{folder} is an archive and holds no mask files; apply reviews to what casewise predict wrote")
+        raise BadInput(f"{folder} is an archive without mask files; apply reviews to a folder of casewise predict")
     predicted = Predictions(folder)
     names = [predicted.file_of(one, "deployed").name for one, case in predicted.cases.items() if case.has_masks]
     _check_free(out, names)
@@ -191,7 +191,9 @@ def _apply_all(predicted: Predictions, out: Path, names: list[str], reviews: Rev
     latest, lines = reviews.latest(), reviews.lines()
     log = Chain(out / APPLIED)
     log.append(STARTED, {"files": names})
-    found = [Applied(case_id, "none", "its entry is gone; predict it again", open=True) for case_id in predicted.lost]
+    found = [
+        Applied(case_id, "none", "its JSON file is missing; predict it again", open=True) for case_id in predicted.lost
+    ]
     for one in found:
         log.append("applied", asdict(one))
     for case_id in predicted.cases:
@@ -207,21 +209,21 @@ def _apply_all(predicted: Predictions, out: Path, names: list[str], reviews: Rev
 
 
 def _check_free(out: Path, names: Iterable[str]) -> None:
-    """Refuse a folder with anything in it, except what an earlier run left that did not finish."""
+    """Refuse a folder that is not empty, except for files of an earlier unfinished run."""
     there = [path.name for path in out.iterdir()] if out.is_dir() else []
     if out.exists() and not out.is_dir():
-        raise Refused(f"{out} is not a folder; masks that a person chose go into a folder of their own")
+        raise Refused(f"{out} is not a folder; reviewed masks need an empty folder")
     begun, ended = Chain(out / APPLIED).since(STARTED, FINISHED)
     own = {APPLIED, _LOCK, *names} if begun and not ended else {_LOCK}
     if not Chain(out / APPLIED).lines():
         own.add(APPLIED)  # empty or half a line: it was killed while it began
     foreign = [name for name in there if name not in own and not name.startswith(TEMPORARY)]
     if foreign:
-        raise Refused(f"{out} is not empty ({foreign[0]}); masks that a person chose go into a folder of their own")
+        raise Refused(f"{out} is not empty ({foreign[0]}); reviewed masks need an empty folder")
 
 
 def _overruled(lines: Iterable[Mapping[str, Any]], last: Mapping[str, Any] | None) -> str:
-    """Who decided otherwise about the same output before, and what, as a clause; empty where all agree."""
+    """Return earlier different decisions about this output, as a clause; empty where all agree."""
     if last is None:
         return ""
     same = [line for line in lines if (line["case"], line["about"]) == (last["case"], last["about"])]
@@ -237,17 +239,17 @@ def _applied(predicted: Predictions, case_id: str, line: dict[str, object] | Non
     if line is None:
         taken, why, undecided = "deployed", "nobody reviewed it", case.flagged
     elif line.get("about") != case.about:
-        taken, why, undecided = "deployed", "the review is about another output; look at this one", True
+        taken, why, undecided = "deployed", "the review is of an earlier output; review this one", True
     elif line["decision"] == "both-wrong":
-        return Applied(case_id, "none", f"{reviewer} finds both masks wrong: contour it again", reviewer, open=True)
+        return Applied(case_id, "none", f"{reviewer} marked both masks as wrong: contour it again", reviewer, open=True)
     elif line["decision"] == "flag":
         taken, why, undecided = "deployed", f"{reviewer} flagged it", True
     elif line["decision"] == "keep-m0":
         taken, why, undecided = "m0", f"{reviewer} keeps M0", False
     elif line.get("adapted") == DEPLOYED:
-        taken, why, undecided = "deployed", f"{reviewer} keeps what was deployed", False
+        taken, why, undecided = "deployed", f"{reviewer} keeps the deployed mask", False
     else:
-        taken, why, undecided = "adapted", f"{reviewer} keeps the adaptation, state {line.get('adapted')}", False
+        taken, why, undecided = "adapted", f"{reviewer} keeps the new mask, state {line.get('adapted')}", False
     state = line.get("adapted") if line is not None else None
     path = predicted.file_of(case_id, taken, None if state is None else str(state))
     target = out / predicted.file_of(case_id, "deployed").name

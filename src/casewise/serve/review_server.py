@@ -60,7 +60,7 @@ def review_server(
     """Return a server that is bound but does not answer yet; port 0 takes a free one."""
     folder = Predictions(Path(path))
     if not folder.audit.is_file():
-        raise BadInput(f"{path} is not what casewise predict wrote; give the folder after -o")
+        raise BadInput(f"{path} is not a folder of casewise predict; give its output folder (-o)")
     if not folder.cases:
         raise BadInput(f"{path} holds no case to review")
     log = ReviewLog(folder.path / REVIEWS)
@@ -69,7 +69,7 @@ def review_server(
     try:
         return ReviewServer(desk, port)
     except OSError as error:
-        raise BadInput(f"port {port} cannot be used ({error.strerror}); leave --port out to take a free one") from error
+        raise BadInput(f"port {port} cannot be used ({error.strerror}); leave --port out to use a free one") from error
 
 
 class ReviewServer(ThreadingHTTPServer):
@@ -175,14 +175,14 @@ def refusal(
 
 def _written(headers: Mapping[str, str] | Message, names: tuple[str, ...]) -> tuple[int, str] | None:
     if (headers.get("Origin") or "").lower() not in [f"http://{name}" for name in names]:
-        return 403, "only the page itself may write"
+        return 403, "only the review page may send decisions"
     if (headers.get("Content-Type") or "").split(";")[0].strip().lower() != "application/json":
-        return 415, "a decision is sent as application/json"
+        return 415, "a decision must be sent as application/json"
     length = headers.get("Content-Length") or ""
     if not (length.isascii() and length.isdigit()):
         return 411, "a decision needs a Content-Length"
     if len(length) > 9 or int(length) > MAX_BODY:
-        return 413, f"a decision has at most {MAX_BODY} bytes"
+        return 413, f"a decision must have at most {MAX_BODY} bytes"
     return None
 
 
@@ -241,7 +241,7 @@ class Desk:
                 return self._overlay(self._case(case_id))
             case ["export", name]:
                 return self._export(name)
-        return missing("there is nothing at this address")
+        return missing("this address does not exist")
 
     def write(self, path: str, body: bytes) -> Answer:
         """The answer to a POST: one decision, or files for an editor."""
@@ -250,10 +250,10 @@ class Desk:
                 return Answer(json_bytes(self._handed_over(self._case(case_id))))
             case ["decide"]:
                 return self._decided(*_review(body))
-        return missing("there is nothing to write at this address")
+        return missing("this address takes no data")
 
     def _handed_over(self, case: ReviewCase) -> dict[str, Any]:
-        """Write image and both masks into a folder of their own, for an editor, and name the commands."""
+        """Write image and both masks into a new folder for an editor, and return the commands."""
         if not case.has_masks:
             raise BadInput(f"case {case.id} has no output to edit")
         place = self.folder.path.with_name(f"{self.folder.path.resolve().name}-editing") / case.id
@@ -271,12 +271,12 @@ class Desk:
         if review.decision not in NEEDS_NO_MASK and not case.has_masks:
             raise BadInput(f"case {case.id} has no output, so it can only be flagged")
         if review.decision == "keep-adapted" and review.adapted is None:
-            raise BadInput("the adapted mask was not saved, so nobody saw it; predict with --set save-candidates=true")
+            raise BadInput("the new mask was not saved and cannot be chosen; predict with --set save-candidates=true")
         if review.adapted is not None and review.adapted not in case.states:
             raise BadInput(f"case {case.id} has no state {review.adapted!r}; it has {', '.join(case.states)}")
         with self._writing:
             if review.about != self._about_now(case.id):
-                raise Refused(f"case {case.id} was written anew or removed since this page was started; start it again")
+                raise Refused(f"case {case.id} was replaced or removed since the page was started; start it again")
             try:
                 self.log.append(review, seen=seen)
             except Overtaken as error:
@@ -286,11 +286,11 @@ class Desk:
 
     def _case(self, case_id: str) -> ReviewCase:
         if case_id not in self.folder.cases:
-            raise UnknownName("there is no such case in this folder")
+            raise UnknownName("this case is not in the folder")
         return self.folder.cases[case_id]
 
     def _about_now(self, case_id: str) -> str | None:
-        """What a review would be about; None where the case is gone."""
+        """Return the output that a review would be about; None where the case is gone."""
         try:
             return self.folder.about(case_id)
         except (FileNotFoundError, CasewiseError):
@@ -347,11 +347,9 @@ class Desk:
         masks = self._opened(case, {})
         channel, window = _number(query, "channel"), query.get("window", WINDOWS[0])
         if window not in WINDOWS:
-            raise BadInput(f"a window is one of {', '.join(WINDOWS)}, got {window!r}")
+            raise BadInput(f"a window must be one of {', '.join(WINDOWS)}, got {window!r}")
         if channel >= self.images.channels(case.id):
-            raise BadInput(
-                f"case {case.id} has {pluralize(self.images.channels(case.id), 'channel')}, {channel} was asked for"
-            )
+            raise BadInput(f"case {case.id} has {pluralize(self.images.channels(case.id), 'channel')}, got {channel}")
         return png(plane(self._pixels(case.id, channel, window), _where(masks, query)))
 
     def _read_pixels(self, case_id: str, channel: int, window: str) -> NDArray[Any]:
@@ -393,7 +391,7 @@ def editor_commands(files: Mapping[str, Path]) -> list[str]:
     """Return the commands that open an image and two masks in ITK-SNAP and in 3D Slicer.
 
     Args:
-        files: Paths by what they are: ``image`` (where it is known), ``m0`` and ``deployed``.
+        files: Paths by kind: ``image`` (where it is known), ``m0`` and ``deployed``.
     """
     quoted = {name: shlex.quote(str(path)) for name, path in files.items()}
     ground = quoted.get("image", quoted["m0"])
@@ -430,7 +428,7 @@ def _where(masks: Masks, query: Mapping[str, str]) -> Where:
 def _number(query: Mapping[str, str], name: str) -> int:
     text = query.get(name, "0")
     if not (text.isascii() and text.isdigit() and len(text) < 7):
-        raise BadInput(f"{name} is a whole number from 0 on, got {text[:20]!r}")
+        raise BadInput(f"{name} must be a whole number from 0 on, got {text[:20]!r}")
     return int(text)
 
 
@@ -440,11 +438,11 @@ def _review(body: bytes) -> tuple[Review, str | None]:
         plain = json.loads(body)
         known = {name: plain.get(name) for name in ("case", "decision", "reviewer", "about", "adapted", "note", "seen")}
     except (ValueError, AttributeError, RecursionError) as error:
-        raise BadInput(f"a decision is a JSON object ({type(error).__name__})") from error
+        raise BadInput(f"a decision must be a JSON object ({type(error).__name__})") from error
     known["note"] = known["note"] or ""
     optional = [known["adapted"], known["seen"]]
     if not all(isinstance(one, str) for name, one in known.items() if name not in ("adapted", "seen")):
-        raise BadInput("a decision holds case, decision, reviewer and about as text")
+        raise BadInput("a decision must have case, decision, reviewer and about as text")
     if not all(isinstance(one, str | None) for one in optional):
-        raise BadInput("adapted is the name of a state, seen the hash of a decision, or both are null")
+        raise BadInput("adapted must be the name of a state and seen the hash of a decision, or both must be null")
     return Review(**{name: one for name, one in known.items() if name != "seen"}), known["seen"]

@@ -8,7 +8,7 @@ As plain data, criteria look like this (``plan.toml`` has them under ``[protocol
       "max_harmed_share": {"limit": 0.10, "margin": 0.05},
       "each_label": {"max_mean_drop": 0.01},
       "labels": {"3": {"max_lost_share": 0.05}},
-      "each_group": {"max_mean_drop": {"limit": 0.02, "bounded": true}},
+      "each_group": {"max_mean_drop": {"limit": 0.02, "expected": 0.0, "sd": 0.02}},
       "groups": {"site B": {"max_harmed_share": {"limit": 0.2, "margin": 0.05}}}
     }
 
@@ -20,28 +20,27 @@ If the confidence is None, the observed values decide.
 
 Student's t cannot see disasters that are too rare to be in the sample: where one case in forty loses half of its Dice,
 the mean of 30 patients mostly looks perfect. So ``max_mean_drop`` is always tested together with a limit on the share
-of harmed cases: the one of the same scope, else that for all cases, else :data:`COMPANION`. With ``"bounded": true``
-the mean is bounded without any assumption on its distribution, which needs hundreds of patients for small limits.
+of harmed cases: the one of the same scope, else that for all cases, else :data:`COMPANION`.
 """
 
 from __future__ import annotations
 
 import math
-from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
 from casewise.core.errors import BadInput
 from casewise.core.registry import Registry
 from casewise.core.text import UNIT, pluralize
 from casewise.judge.certificates.risk_control import ltt_cases, share_bound
-from casewise.measure.changes import Comparison, LabelChange, label_name
-from casewise.study.compared_cohort import GOOD, SIZES, ComparedCase, size_class, size_cuts
+from casewise.measure.changes import label_name
+from casewise.measure.masks import Floats, Integers
+from casewise.study.compared_cohort import GOOD, ComparedCohort
 
 FEWEST = 10  # patients below which Student's t is not used for a mean difference
 CONFIDENCE = 0.95
@@ -51,94 +50,62 @@ COMPANION = (0.1, 0.05)
 SKEW = 2.0  # factor on the observed skewness; see mean_bound
 MET, BROKEN, UNDECIDED = "met", "broken", "undecided"
 _SCOPES = ("each_label", "labels", "each_group", "groups", "each_size")
-Floats = NDArray[np.float64]
+
+
+Columns = Mapping[str, Floats]
+"""Numbers of some cases, or of one of their labels: the metric (old, new), ha, changed, drift, hole, lost."""
 
 
 @dataclass(frozen=True)
 class Quantity:
-    """A number of one case or of one of its labels, which a criterion bounds; None or NaN if it is undefined."""
+    """A number of each case or of one of its labels, which a criterion bounds; NaN if it is undefined."""
 
     says: str
-    of_case: Callable[[Comparison, float], float | None]  # (case, margin)
-    of_label: Callable[[LabelChange, float], float | None]
+    of: Callable[[Columns, float], Floats] | None  # None for a measure; study/clinical.py computes its values
     margin: float = 0.0
     is_share: bool = True  # in [0, 1], so bounds are exact at any number of patients
     needs_label: bool = True
-    of_measure: bool = False  # of a declared measure; study/clinical.py computes the values
 
 
-def _of_metric(says: str, of: Callable[[float, float, float], float], **options: Any) -> Quantity:
-    """A quantity of the old and the new metric: (old, new, margin)."""
-
-    def known(old: float | None, new: float | None, margin: float) -> float | None:
-        return None if old is None or new is None or old != old or new != new else of(old, new, margin)
-
-    return Quantity(
-        says,
-        lambda case, margin: known(case.metric_old, case.metric_new, margin),
-        lambda row, margin: known(row.dice_old, row.dice_new, margin),
-        **options,
-    )
+def _fall(columns: Columns, _: float = 0.0) -> Floats:
+    return np.asarray(np.round(columns["old"] - columns["new"], 12))
 
 
-def _of_masks(says: str, of: Callable[[LabelChange, float], float], margin: float = 0.0) -> Quantity:
-    """A quantity of one label's masks, which needs no true label; of a case, the largest over its labels."""
-
-    def of_case(case: Comparison, margin: float) -> float:
-        return max((of(row, margin) for row in case.labels), default=0.0)
-
-    return Quantity(says, of_case, of, margin, needs_label=False)
+def _flags(columns: Columns, flags: NDArray[np.bool_]) -> Floats:
+    """1 or 0; NaN where a metric is undefined."""
+    return np.where(np.isnan(columns["old"] + columns["new"]), np.nan, flags.astype(float))
 
 
-def _of_measure(says: str, *, is_share: bool) -> Quantity:
-    return Quantity(says, lambda *_: None, lambda *_: None, is_share=is_share, of_measure=True)
-
-
-def _fall(old: float, new: float, _: float = 0.0) -> float:
-    return round(old - new, 12)
-
-
-def _drifted(row: LabelChange, margin: float) -> float:
-    """1 if the volume changed by more than the margin, up or down, or if the label is new."""
-    return float(abs(row.drift) > margin if row.voxels_old else row.voxels_new > 0)
+def _exceeds(says: str, name: str, margin: float = 0.0) -> Quantity:
+    """A share of cases beyond the margin, from the masks alone."""
+    return Quantity(says, lambda columns, limit: (columns[name] > limit).astype(float), margin, needs_label=False)
 
 
 QUANTITIES: Registry[Quantity] = Registry(
     "criterion",
     {
-        "max_mean_drop": _of_metric("mean fall of the metric", _fall, is_share=False),
-        "min_mean_gain": _of_metric("mean gain of the metric", _fall, is_share=False),
-        "max_harmed_share": _of_metric(
+        "max_mean_drop": Quantity("mean fall of the metric", _fall, is_share=False),
+        "min_mean_gain": Quantity("mean gain of the metric", _fall, is_share=False),
+        "max_harmed_share": Quantity(
             "share of cases whose metric falls by more than the margin",
-            lambda old, new, margin: float(_fall(old, new) > margin),
+            lambda columns, margin: _flags(columns, _fall(columns) > margin),
         ),
-        "max_flipped_share": _of_metric(
+        "max_flipped_share": Quantity(
             "share of cases that were at or above the margin and are below it now",
-            lambda old, new, margin: float(old >= margin > new),
-            margin=GOOD,
+            lambda columns, margin: _flags(columns, (columns["old"] >= margin) & (columns["new"] < margin)),
+            GOOD,
         ),
-        "max_ha": Quantity(
-            "mean share of the change in regions that became worse", lambda case, _: case.ha, lambda row, _: row.ha
+        "max_ha": Quantity("mean share of the change in regions that became worse", lambda columns, _: columns["ha"]),
+        "max_changed_share": _exceeds(
+            "share of cases of which more than the margin of the foreground changed", "changed"
         ),
-        "max_changed_share": Quantity(
-            "share of cases of which more than the margin of the foreground changed",
-            lambda case, margin: float(case.changed_share > margin),
-            lambda row, margin: float(1 - row.agreement > margin),
-            needs_label=False,
+        "max_drifted_share": _exceeds(
+            "share of cases in which a label's volume changed by more than the margin", "drift", 0.1
         ),
-        "max_drifted_share": _of_masks(
-            "share of cases in which a label's volume changed by more than the margin", _drifted, 0.1
-        ),
-        "max_holed_share": _of_masks(
-            "share of cases with a new hole above the margin",
-            lambda row, margin: float(row.share(row.largest_hole) > margin),
-        ),
-        "max_lost_share": _of_masks(
-            "share of cases with a lost piece above the margin",
-            lambda row, margin: float(row.share(row.largest_lost) > margin),
-        ),
-        "max_error_rise": _of_measure("mean rise of the error of the measure", is_share=False),
-        "max_crossed_share": _of_measure("share of patients whose decision was right and is wrong now", is_share=True),
+        "max_holed_share": _exceeds("share of cases with a new hole above the margin", "hole"),
+        "max_lost_share": _exceeds("share of cases with a lost piece above the margin", "lost"),
+        "max_error_rise": Quantity("mean rise of the error of the measure", None, is_share=False),
+        "max_crossed_share": Quantity("share of patients whose decision was right and is wrong now", None),
     },
 )
 """Criteria by the name that a plan uses."""
@@ -152,7 +119,8 @@ class Criterion:
     limit: float  # as the plan says it
     margin: float
     scope: str = "all"  # all, each_label, each_group, each_size, "label 3", "group site B"
-    bounded: bool = False  # bound a mean without any assumption on its distribution
+    expected: float | None = None  # what the author of a plan expects, and the spread between patients; these
+    sd: float | None = None  # are used only to compute the number of patients
     added: bool = False  # the share of harmed cases that a mean is tested with
 
     @property
@@ -195,7 +163,7 @@ class Check:
 
     @property
     def holds(self) -> bool:
-        """Whether the criterion is met."""
+        """True if the criterion is met."""
         return self.verdict == MET
 
     def as_dict(self) -> dict[str, Any]:
@@ -225,10 +193,10 @@ def acceptance_of(plain: Any, *, scope: str = "all") -> Acceptance:
     ['max_mean_drop', 'max_harmed_share']
     """
     if not isinstance(plain, Mapping):
-        raise BadInput(f"criteria are a table such as {{'max_mean_drop': 0.005}}, got {type(plain).__name__}")
+        raise BadInput(f"criteria must be a table such as {{'max_mean_drop': 0.005}}, got {type(plain).__name__}")
     confidence = plain.get("confidence", CONFIDENCE)
     if confidence is not None and not (is_number(confidence) and 0.5 <= confidence < 1):
-        raise BadInput(f"confidence is a number from 0.5 to below 1, or 'observed', got {confidence!r}")
+        raise BadInput(f"confidence must be a number from 0.5 to below 1, or 'observed', got {confidence!r}")
     criteria = tuple(_criteria(plain, scope))
     if not criteria:
         raise BadInput(f"there is no criterion; name at least one of {', '.join(QUANTITIES)}")
@@ -240,7 +208,7 @@ def _companions(criteria: Iterable[Criterion]) -> Iterator[Criterion]:
     given = {one.scope: (one.limit, one.margin) for one in criteria if one.name == "max_harmed_share"}
     usual = given.get("all", COMPANION)
     for one in criteria:
-        if one.name in ("max_mean_drop", "min_mean_gain") and not one.bounded and one.scope not in given:
+        if one.name in ("max_mean_drop", "min_mean_gain") and one.scope not in given:
             given[one.scope] = usual
             yield Criterion("max_harmed_share", *usual, one.scope, added=True)
 
@@ -252,121 +220,92 @@ def _criteria(plain: Mapping[str, Any], scope: str) -> Iterator[Criterion]:
         if name not in _SCOPES:
             yield _criterion(name, given, scope)
         elif not isinstance(given, Mapping):
-            raise BadInput(f"{name} holds criteria by name, got {given!r}")
+            raise BadInput(f"{name} must have criteria by name, got {given!r}")
         elif name.startswith("each_"):
             yield from (_criterion(key, value, name) for key, value in given.items())
         else:
             word = name.removesuffix("s")
             for which, inner in given.items():
                 if not isinstance(inner, Mapping):
-                    raise BadInput(f"{name} {which!r} holds criteria by name, got {inner!r}")
+                    raise BadInput(f"{name} {which!r} must have criteria by name, got {inner!r}")
                 yield from (_criterion(key, value, f"{word} {which}") for key, value in inner.items())
 
 
 def _criterion(name: str, given: Any, scope: str) -> Criterion:
     quantity = QUANTITIES[name]
     parts = dict(given) if isinstance(given, Mapping) else {"limit": given}
-    bounded = parts.pop("bounded", False)
-    unknown = set(parts) - {"limit", "margin"}
-    if unknown or "limit" not in parts or not all(is_number(value) for value in parts.values()):
+    known = {"limit", "margin", "expected", "sd"}
+    if not {"limit"} <= set(parts) <= known or not all(is_number(value) for value in parts.values()):
         raise BadInput(f"{name} is a number or {{limit = ..., margin = ...}}, got {str(given)[:80]}")
-    if not isinstance(bounded, bool) or (bounded and quantity.is_share):
-        raise BadInput(f"'bounded' is true or false, and only for max_mean_drop (shares always are); got {given!r}")
+    if parts.get("sd", 1) <= 0:
+        raise BadInput(f"{name}: sd is the spread between patients and above 0, got {parts['sd']}")
     limit, margin = float(parts["limit"]), float(parts.get("margin", quantity.margin))
     if quantity.is_share and not 0 <= limit <= 1:
         raise BadInput(f"{name} bounds a share, so its limit is from 0 to 1, got {limit}")
-    return Criterion(name, limit, margin, scope, bounded)
+    return Criterion(name, limit, margin, scope, parts.get("expected"), parts.get("sd"))
 
 
 def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST_NUMBER
 
 
-class _Gathered:
-    """One criterion on one scope: the values of the cases, 16 bytes each."""
-
-    def __init__(self, criterion: Criterion, scope: str) -> None:
-        self.criterion, self.scope = criterion, scope
-        self.quantity = QUANTITIES[criterion.name]
-        self._kind, _, self._which = scope.partition(" ")
-        self.values, self.patients = array("d"), array("q")
-        self.undefined = 0
-        self.beyond, self.beyond_ids = array("d"), list[str]()  # the cases beyond the limit
-
-    def add(self, case: ComparedCase, patient: int, size: str | None = None) -> None:
-        if (self._kind == "group" and case.group != self._which) or (self._kind == "size" and size != self._which):
-            return
-        for value in _values(self.quantity, self.criterion.margin, case, self._kind, self._which):
-            self.add_value(value, patient, case.id)
-
-    def add_value(self, value: float | None, patient: int, case_id: str) -> None:
-        if value is None or value != value:
-            self.undefined += 1
-            return
-        self.values.append(value)
-        self.patients.append(patient)
-        if value > self.criterion.highest + 1e-12:
-            self.beyond.append(value)
-            self.beyond_ids.append(case_id)
-
-    @property
-    def means(self) -> Floats:
-        """One value per patient."""
-        return patient_means(np.array(self.values, float), np.array(self.patients, np.int64))
-
-
-def patient_means(values: Floats, patients: NDArray[np.int64]) -> Floats:
+def patient_means(values: Floats, patients: NDArray[Any]) -> Floats:
     """Return the mean value of each patient."""
     _, of = np.unique(patients, return_inverse=True)
     return np.asarray(np.bincount(of, values) / np.bincount(of))
 
 
 def checks_of(
-    acceptance: Acceptance, cases: Iterable[ComparedCase], names: Mapping[int, str] | None = None
+    acceptance: Acceptance, cohort: ComparedCohort, names: Mapping[int, str] | None = None
 ) -> tuple[Check, ...]:
-    """Check every criterion on its cases, labels, groups or sizes; a criterion may call labels by their ``names``.
-
-    The cases are read twice, one by one, so they may lie in a file.
-    """
-    present: set[int] = set()
-    sites: set[str] = set()
-    sizes = array("d")
-    for case in cases:
-        sizes.append(case.size)
-        present.update(row.label for row in case.found.labels)
-        sites.update(() if case.group is None else (case.group,))
-    labels, groups, cuts = sorted(present), sorted(sites), size_cuts(np.array(sizes))
+    """Check every criterion on its cases, labels, groups or sizes; a criterion may call labels by their ``names``."""
+    every = np.arange(len(cohort.ids))
+    of_labels = {number: _label_columns(rows) for number, rows in sorted(cohort.labels.items())}
+    whole = _case_columns(cohort, of_labels)
+    shown = {f"label {number}": label_name(number, names or {}) for number in of_labels}
     called = {f"label {name}": f"label {number}" for number, name in (names or {}).items()}
-    shown = {f"label {number}": label_name(number, names or {}) for number in labels}
-    gathered: list[_Gathered] = []
+    members: dict[str, tuple[Columns, Integers]] = {"all": (whole, every)}  # by scope
+    for number, columns in of_labels.items():
+        members[f"label {number}"] = columns, cohort.labels[number].whole("at")
+    chosen = [(f"group {name}", cohort.of_group(name)) for name in cohort.groups]
+    chosen += [(f"size {name}", at) for name, _, _, at in cohort.size_classes]
+    members |= {name: ({key: column[at] for key, column in whole.items()}, at) for name, at in chosen}
+    known = [*shown.values(), *(f"group {name}" for name in cohort.groups)]
+    checks = []
     for criterion in acceptance.criteria:
-        if criterion.scope == "each_label":
-            scopes = [f"label {number}" for number in labels]
-        elif criterion.scope == "each_group":
-            scopes = [f"group {name}" for name in groups]
-        elif criterion.scope == "each_size":
-            scopes = [] if cuts is None else [f"size {name}" for name in SIZES]
-        else:
-            scopes = [called.get(criterion.scope, criterion.scope)]
-        gathered += [_Gathered(criterion, scope) for scope in scopes or [criterion.scope]]
-    clusters: dict[str, int] = {}
-    for at, case in enumerate(cases):
-        patient = -1 - at if case.cluster is None else clusters.setdefault(case.cluster, len(clusters))
-        size = None if cuts is None else size_class(case.size, cuts)
-        for one in gathered:
-            one.add(case, patient, size)
-    checks = [_check(one, acceptance.confidence) for one in gathered]
-    return tuple(replace(check, scope=shown.get(check.scope, check.scope)) for check in checks)
+        kind = criterion.scope.removeprefix("each_")
+        scopes = [called.get(criterion.scope, criterion.scope)]
+        if kind != criterion.scope:
+            scopes = [name for name in members if name.startswith(f"{kind} ")] or scopes
+        for scope in scopes:
+            columns, at = members.get(scope, ({key: np.empty(0) for key in whole}, every[:0]))
+            quantity = QUANTITIES[criterion.name]
+            assert quantity.of is not None
+            judged = cohort.labelled[at] if quantity.needs_label else np.ones(at.size, bool)
+            values, patients = quantity.of(columns, criterion.margin)[judged], cohort.of_case["unit"][at][judged]
+            ids = [cohort.ids[case] for case in at[judged].tolist()]
+            here = replace(criterion, scope=shown.get(scope, scope))
+            checks.append(check_values(here, values, patients, ids, acceptance.confidence, known=known))
+    return tuple(checks)
 
 
-def check_values(
-    criterion: Criterion, values: Iterable[float], patients: Iterable[int], ids: Iterable[str], confidence: float | None
-) -> Check:
-    """A criterion on values that were computed elsewhere, such as those of a declared measure; NaN is undefined."""
-    gathered = _Gathered(criterion, criterion.scope)
-    for value, patient, case_id in zip(values, patients, ids, strict=True):
-        gathered.add_value(value, patient, case_id)
-    return _check(gathered, confidence)
+def _label_columns(rows: Any) -> Columns:
+    """The numbers of one label, one row per case that holds it; a label that is new drifts without bound."""
+    old, new = rows["voxels_old"], rows["voxels_new"]
+    drift = np.where(old > 0, np.abs(new - old) / np.maximum(old, 1), np.where(new > 0, np.inf, 0.0))
+    named = {"old": rows["dice_old"], "new": rows["dice_new"], "changed": 1 - rows["agreement"], "drift": drift}
+    return {**named, **{name: rows[name] for name in ("ha", "hole", "lost")}}
+
+
+def _case_columns(cohort: ComparedCohort, of_labels: Mapping[int, Columns]) -> Columns:
+    """The numbers of the cases; drift, holes and losses are the largest of the case's labels."""
+    names = {"old": "metric_old", "new": "metric_new", "changed": "changed_share", "ha": "ha"}
+    found = {name: cohort.of_case[column] for name, column in names.items()}
+    for name in ("drift", "hole", "lost"):
+        found[name] = np.zeros(len(cohort.ids))
+        for number, columns in of_labels.items():
+            np.maximum.at(found[name], cohort.labels[number].whole("at"), columns[name])
+    return found
 
 
 _NOBODY = {
@@ -375,39 +314,52 @@ _NOBODY = {
 }
 
 
-def _check(gathered: _Gathered, confidence: float | None) -> Check:
-    """Check one criterion."""
-    criterion, quantity, means = gathered.criterion, gathered.quantity, gathered.means
-    verdict, reason, bound, needed = _decided(gathered, means, confidence)
+def check_values(
+    criterion: Criterion, values: ArrayLike, patients: ArrayLike, ids: Sequence[str], confidence: float | None,
+    *, known: Sequence[str] = (),
+) -> Check:  # fmt: skip
+    """Check a criterion on one value per case; NaN is undefined.
+
+    ``known`` are the labels and groups that there are, for the message if the criterion is on another.
+    """
+    numbers, quantity = np.asarray(values, float), QUANTITIES[criterion.name]
+    defined = ~np.isnan(numbers)
+    means = patient_means(numbers[defined], np.asarray(patients)[defined])
+    beyond = np.flatnonzero(numbers > criterion.highest + 1e-12)
+    worst = beyond[np.argsort(-numbers[beyond], kind="stable")]
+    cases = int(defined.sum())
+    verdict, reason, bound, needed = _decided(criterion, means, cases, len(worst), confidence, known)
     value = criterion.sign * float(means.mean()) if means.size else None
-    worst = sorted(zip(gathered.beyond, gathered.beyond_ids, strict=True), key=lambda one: -one[0])
     return Check(
-        criterion.name, gathered.scope, quantity.says, criterion.limit, criterion.margin, value,
-        None if bound is None else criterion.sign * bound, len(gathered.values), len(means), gathered.undefined,
-        verdict, f"{quantity.says}: {reason}", needed, tuple(case_id for _, case_id in worst),
+        criterion.name, criterion.scope, quantity.says, criterion.limit, criterion.margin, value,
+        None if bound is None else criterion.sign * bound, cases, len(means), len(numbers) - cases,
+        verdict, f"{quantity.says}: {reason}", needed, tuple(ids[at] for at in worst.tolist()),
     )  # fmt: skip
 
 
-def _decided(gathered: _Gathered, means: Floats, confidence: float | None) -> tuple[str, str, float | None, int | None]:
+def _decided(
+    criterion: Criterion, means: Floats, cases: int, beyond: int, confidence: float | None, known: Sequence[str]
+) -> tuple[str, str, float | None, int | None]:
     """Return the verdict, its reason, the upper bound, and how many patients are needed if these cannot decide."""
-    criterion, quantity = gathered.criterion, gathered.quantity
-    sign, most, beyond = (1, "at most", "above") if criterion.sign > 0 else (-1, "at least", "below")
+    quantity = QUANTITIES[criterion.name]
+    sign, most, side = (1, "at most", "above") if criterion.sign > 0 else (-1, "at least", "below")
     if not means.size:
         needs = " with a label" if quantity.needs_label else ""
-        nobody = _NOBODY.get(gathered.scope, f"no case{needs} in {gathered.scope}")
+        where = "" if criterion.scope == "all" else f" in {criterion.scope} (there are: {', '.join(known) or 'none'})"
+        nobody = _NOBODY.get(criterion.scope, f"no case{needs}{where}")
         return UNDECIDED, f"{nobody}, so it is not shown", None, None
     value, limit = float(means.mean()), criterion.highest + 1e-12
     said = f"observed {sign * value:.4g}"
     if confidence is None:
-        verdict, side = (MET, "within") if value <= limit else (BROKEN, beyond)
-        return verdict, f"{said}, {side} the limit {criterion.limit:g}", None, None
-    low, high = _bounds(gathered, means, confidence)
-    needed = _needed(gathered, means, confidence)
+        verdict, place = (MET, "within") if value <= limit else (BROKEN, side)
+        return verdict, f"{said}, {place} the limit {criterion.limit:g}", None, None
+    low, high = _bounds(quantity, means, cases, confidence)
+    needed = _needed(criterion, means, confidence)
     if high is not None and high <= limit:
         return MET, f"{most} {sign * high:.4g} at confidence {confidence:g}, limit {criterion.limit:g}", high, None
     if (low is not None and low > limit) or (high is not None and value > limit and means.size >= needed):
-        who = pluralize(len(gathered.beyond), *(UNIT if quantity.of_measure else ("case", "cases")))
-        return BROKEN, f"{said}, {beyond} the limit {criterion.limit:g}, in {who}", high, None
+        who = pluralize(beyond, *(UNIT if quantity.of is None else ("case", "cases")))
+        return BROKEN, f"{said}, {side} the limit {criterion.limit:g}, in {who}", high, None
     why = f"{said}, limit {criterion.limit:g}; a bound needs at least {FEWEST} {UNIT[1]}"
     if high is not None:
         why = f"{said}, {most} {sign * high:.4g} at confidence {confidence:g}, limit {criterion.limit:g}"
@@ -415,25 +367,23 @@ def _decided(gathered: _Gathered, means: Floats, confidence: float | None) -> tu
     return UNDECIDED, f"{why}: cannot be decided with {pluralize(means.size, *UNIT)}{more}", high, needed
 
 
-def _bounds(gathered: _Gathered, means: Floats, confidence: float) -> tuple[float | None, float | None]:
+def _bounds(quantity: Quantity, means: Floats, cases: int, confidence: float) -> tuple[float | None, float | None]:
     """One-sided lower and upper bound of the mean over patients, each at the confidence."""
-    if gathered.quantity.is_share:
-        alone = len(means) == len(gathered.values)  # one case per patient: shares are 0 or 1
+    if quantity.is_share:
+        alone = len(means) == cases  # one case per patient: shares are 0 or 1
         return 1 - share_bound(1 - means, confidence, binary=alone), share_bound(means, confidence, binary=alone)
-    if gathered.criterion.bounded:  # mean fall <= mean of max(fall, 0)
-        return None, share_bound(np.clip(means, 0, 1), confidence, binary=False)
     if means.size < FEWEST:
         return None, None
     return -mean_bound(-means, confidence), mean_bound(means, confidence)
 
 
-def _needed(gathered: _Gathered, means: Floats, confidence: float) -> int:
+def _needed(criterion: Criterion, means: Floats, confidence: float) -> int:
     """Return how many patients might meet the criterion: without any harm for a share, with this spread for a mean.
 
     A mean needs about (z s / (limit - mean))^2 patients, with the normal quantile z of the confidence.
     """
-    limit = gathered.criterion.highest
-    if gathered.quantity.is_share or gathered.criterion.bounded:
+    limit = criterion.highest
+    if QUANTITIES[criterion.name].is_share:
         return ltt_cases(limit, 1 - confidence) if 0 < limit < 1 else 1
     room = limit - float(means.mean())
     if room <= 0 or means.size < 2:
@@ -441,18 +391,10 @@ def _needed(gathered: _Gathered, means: Floats, confidence: float) -> int:
     return max(FEWEST, int(np.ceil((stats.norm.ppf(confidence) * float(means.std(ddof=1)) / room) ** 2)) + 1)
 
 
-def _values(quantity: Quantity, margin: float, case: ComparedCase, kind: str, which: str) -> list[float | None]:
-    if quantity.needs_label and not case.found.labelled:
-        return []
-    if kind == "label":
-        return [quantity.of_label(row, margin) for row in case.found.labels if str(row.label) == which]
-    return [] if kind.startswith("each") else [quantity.of_case(case.found, margin)]
-
-
 def mean_bound(means: Floats, confidence: float) -> float:
     r"""One-sided upper bound of a mean: the larger one of Student's t and Hall's transformation of it.
 
-    Where few patients lose much, a sample that misses them has a small mean and a small spread, and Student's t
+    If few patients lose much, a sample that misses them has a small mean and a small spread, and Student's t
     accepts too often. Hall (1992) corrects t for the skewness :math:`g`, with :math:`q = -t_{n-1} / \sqrt n`:
 
     .. math:: u = \bar x - s \, \frac{3}{g} \left( \sqrt[3]{1 + g (q - g / 6 n)} - 1 \right)

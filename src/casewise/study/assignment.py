@@ -1,4 +1,4 @@
-"""Assignments of cases to the buckets of a router, and what each case gets in a bucket (J2, D15, E12).
+"""Assignments of cases to the buckets of a router, and the result of each case in a bucket (J2, D15, E12).
 
 Oracles need labels, so they are reference rows and cannot be deployed. An oracle bounds only what it optimizes: the HA
 oracle is no bound on Dice.
@@ -21,7 +21,7 @@ from casewise.study.statistics.chance import ChanceMoments, chance_moments
 from casewise.study.statistics.resample import cluster_numbers
 from casewise.study.trajectories import mean_or_nan, signals_in, unshrunk
 
-_NO_LABEL = "an oracle needs labels and no case has one; oracles are reference rows, never controllers"
+_NO_LABEL = "an oracle needs labels, and no case has one"
 
 
 def oracle_steps(frame: pd.DataFrame, *, include_source: bool = True) -> pd.DataFrame:
@@ -75,7 +75,7 @@ def buckets_at(values: Floats, cut_low: ArrayLike, cut_high: ArrayLike) -> NDArr
 
 
 def arms_of(archive: Any, router: Any, outcomes: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """Arms of any router, stop rules included: replay it with cuts that send everybody to one bucket (D15, S10)."""
+    """Arms of any router, stop rules included: replay it with cuts that send every case to one bucket (D15, S10)."""
     from casewise.judge.outcomes import deployed
     from casewise.replay import replay
 

@@ -117,8 +117,8 @@ def split_cohort(data: Path, calibration: Path | None = None, *, share: float = 
             whole, how = with_split(whole, drawn), {"by": "draw of clusters", **facts}
         elif len(marks) == 1:
             raise BadInput(
-                f"{whole.name} marks {next(iter(marks))} cases only; mark calibration and evaluation in the column "
-                f"split of cases.csv, or give --calibration FOLDER"
+                f"{whole.name} marks {next(iter(marks))} cases only; mark calibration and evaluation cases in "
+                f"the column split of cases.csv, or give --calibration FOLDER"
             )
         parts = [whole.select(split=CALIBRATION), whole.select(split=EVALUATION)]
     found = []
@@ -135,7 +135,7 @@ def split_cohort(data: Path, calibration: Path | None = None, *, share: float = 
 def split_archive(
     archive: Archive, calibration: Archive | None = None, *, share: float = 0.3, seed: int = 1000
 ) -> tuple[Archive, Archive, dict[str, Any]]:
-    """Split recorded cases: a second archive calibrates, or the marks of the cases decide, or patients are drawn."""
+    """Split recorded cases: by a second archive, by the marks of the cases, or by drawing patients."""
     how: dict[str, Any] = {"by": "archives" if calibration else "column split"}
     evaluation = archive
     if calibration is None:
@@ -418,7 +418,7 @@ def _mean(rows: pd.DataFrame, name: str) -> float | None:
 
 
 def _promise(certificate: Certificate, rows: pd.DataFrame) -> dict[str, Any]:
-    """Promised risk and what it came to on the evaluation cases."""
+    """Promised and realized risk on the evaluation cases."""
     change = rows["change"].dropna()
     losses: dict[str, Callable[[], float]] = {
         "ha": lambda: float(rows["ha"].mean()),

@@ -169,7 +169,7 @@ def _measured(case: ComparedCase, names: Mapping[int, str]) -> MeasuredCase:
 
 
 def volume_measures(labels: Iterable[int], names: Mapping[int, str], unit: str) -> list[Measure]:
-    """The volume of every label as a measure of its own."""
+    """The volume of every label as a measure."""
     return [
         Measure(f"{VOLUME}{label_name(label, names)}", f"volume({label})", LabelVolume(str(label)), unit)
         for label in labels
@@ -279,14 +279,13 @@ def measure_checks(values: Mapping[str, MeasuredValues], criteria: Mapping[str, 
     for name, acceptance in criteria.items():
         given = values[name]
         old, new, label = (given[side] for side in SIDES)
-        crossed = np.zeros(len(old))
+        crossed = np.zeros(len(old), bool)
         for decision in given.measure.decisions:
-            for at in range(len(old)):
-                was, now, truth = (decision.holds(side[at]) for side in (old, new, label))
-                crossed[at] = max(crossed[at], float(was == truth != now))
-        crossed[~np.isfinite(old + new + label)] = np.nan
-        quantities = {"max_error_rise": np.abs(new - label) - np.abs(old - label), "max_crossed_share": crossed}
+            was, now, truth = (decision.holds(side) for side in (old, new, label))
+            crossed |= (was == truth) & (now != truth)
+        share = np.where(np.isfinite(old + new + label), crossed.astype(float), np.nan)
+        quantities = {"max_error_rise": np.abs(new - label) - np.abs(old - label), "max_crossed_share": share}
         for criterion in acceptance.criteria:
-            values_of = quantities[criterion.name].tolist()
-            found.append(check_values(criterion, values_of, given.patients, given.units, acceptance.confidence))
+            named = quantities[criterion.name], given.patients, given.units
+            found.append(check_values(criterion, *named, acceptance.confidence))
     return found

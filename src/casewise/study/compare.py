@@ -181,11 +181,11 @@ def compare(old: Any, new: Any, label: Any = None, **options: Any) -> Comparison
     """
     if isinstance(old, str | os.PathLike) and isinstance(new, str | os.PathLike):
         if label is not None:
-            raise BadInput("two folders take their labels by name: compare(old, new, labels=folder)")
+            raise BadInput("for two folders give the labels as a folder: compare(old, new, labels=folder)")
         return compare_folders(old, new, **options)
     if _is_mask(old) and _is_mask(new):
         if options.keys() & {"ids", "clusters", "groups"}:
-            raise BadInput("ids, clusters and groups describe many cases; pass sequences of masks with them")
+            raise BadInput("ids, clusters and groups need sequences of masks, not two single masks")
         return comparison(old, new, label, **options)
     if any(_is_mask(one) or isinstance(one, str | os.PathLike) for one in (old, new)):
         raise BadInput("compare takes two masks, two sequences of masks or two folders, got one of each")
@@ -213,7 +213,7 @@ def _each(
     ended = object()
     for at, masks in enumerate(zip_longest(*given, fillvalue=ended)):
         if any(mask is ended for mask in masks):
-            raise BadInput(f"old, new and label must have as many masks each; one of them ended after {at}")
+            raise BadInput(f"old, new and label must have equal numbers of masks; one of them ended after {at}")
         group, cluster = (None if of is None else of[at] for of in (groups, clusters))
         yield ComparedCase(str(at) if ids is None else ids[at], comparison(*masks, **options), group, cluster)
 
@@ -250,10 +250,10 @@ def compare_folders(
         plan: ``plan.toml`` with criteria and measures; it is sealed before the new masks are opened.
         measures: ``measures.toml``, where there is no plan.
         label_names: Names of labels: ``1=LV,2=MYO`` or a dataset.json; by default the one beside the masks.
-        zero_is_label: Whether label 0 is a class; by default where it has a name other than background.
+        zero_is_label: True if label 0 is a class; by default where it has a name other than background.
         allow: Kinds of problems that do not count as failures.
         good: A case at or above this metric is good; good before and not now is a flip.
-        out: Folder for cases.jsonl, so that a repeated run compares only what changed; without it nothing is written.
+        out: Folder for cases.jsonl, so that a repeated run compares only changed pairs; without it nothing is written.
         engine: Runs many pairs at a time; by default this process runs one after the other.
         fresh: Compare every pair again.
         progress: Called with the stream of results and their number; returns the stream to read.
@@ -358,8 +358,8 @@ def check_place(out: Path, folders: Iterable[Path | None]) -> None:
     there = [name for name in WRITTEN if (out / name).exists()]
     if there and not (out / LOG).exists():
         raise BadInput(
-            f"{out} holds {', '.join(there)}, which no casewise compare wrote and this run would replace; "
-            "choose another folder with -o"
+            f"{out} holds {', '.join(there)}, which casewise compare did not write and this run would replace; "
+            f"choose another folder with -o"
         )
 
 
@@ -414,7 +414,7 @@ def outcome_of(
     folders = {side: json_sha256(dict(sorted(of.items()))) for side, of in hashes.items()}
     checks: tuple[Check, ...] = ()
     if plan is not None:
-        checks = (*checks_of(plan.acceptance, cases, names), *measure_checks(values, plan.measure_criteria))
+        checks = (*checks_of(plan.acceptance, cohort.cohort, names), *measure_checks(values, plan.measure_criteria))
         checks = (*checks, *_patients_check(plan, cohort))
     return Outcome(
         cohort,
@@ -453,7 +453,7 @@ def _notes(plan: ChangePlan, seal: Seal, folders: Mapping[str, str]) -> Iterator
     for side, sha256 in plan.data.items():
         found = folders.get("label" if side == "labels" else side)
         if found != sha256:
-            yield f"the {side} are not those of the plan (sha256 {(found or 'none')[:12]}, planned {sha256[:12]})"
+            yield f"the {side} differ from those of the plan (sha256 {(found or 'none')[:12]}, planned {sha256[:12]})"
 
 
 def csv_rows(outcome: Outcome) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -61,7 +61,7 @@ def size_class(size: float, cuts: tuple[float, float]) -> str:
 class Comparisons:
     """Many cases, new against old.
 
-    The cases may lie in a file: each is read when it is needed, and only a few numbers of each stay in memory
+    The cases may be in a file: each is read when it is needed, and only a few numbers of each stay in memory
     (:class:`ComparedCohort`).
     """
 
@@ -72,7 +72,7 @@ class Comparisons:
 
     @cached_property
     def cohort(self) -> ComparedCohort:
-        """The numbers that the summary and the order of the cases are made of."""
+        """The numbers for the summary and the order of the cases."""
         found = ComparedCohort()
         for case in self.cases:
             found.add(case)
@@ -177,7 +177,8 @@ class ComparedCohort:
         self.unit_spacing &= found.voxel_ml == 0.001
         self.metric = self.metric or (found.metric if found.labelled else "")
         for row in found.labels:
-            self.labels.setdefault(row.label, _Columns()).add(row, _OF_LABEL, at=at)
+            shares = {"hole": row.share(row.largest_hole), "lost": row.share(row.largest_lost)}
+            self.labels.setdefault(row.label, _Columns()).add(row, _OF_LABEL, at=at, **shares)
             counts = {name: getattr(row, name) for name in _COUNTED}
             counts |= {"changed": int(row.changed > 0), "cases_with_new_holes": int(row.holes_gained > 0)}
             counts["cases_with_lost_components"] = int(row.components_lost > 0)
@@ -224,7 +225,7 @@ class ComparedCohort:
 
     @property
     def labelled(self) -> NDArray[np.bool_]:
-        """Which cases have a true label."""
+        """True for cases with a label."""
         return self.of_case["labelled"].astype(bool)
 
     def units(self, which: Integers) -> Integers:
@@ -269,7 +270,7 @@ def cohort_row(cohort: ComparedCohort, which: Integers | None = None, *, good: f
 
 
 def _judged(changed: Floats, unscored: Floats) -> float | None:
-    """Share of all changed voxels that lie in regions, so that HA judged them; None if nothing changed."""
+    """Share of all changed voxels that are in regions, so that HA judged them; None if nothing changed."""
     known = ~np.isnan(unscored) & (changed > 0)
     whole = changed[known].sum()
     return sum(((1 - unscored[known]) * changed[known]).tolist()) / float(whole) if whole else None
@@ -347,7 +348,7 @@ def _share(flags: NDArray[np.bool_], of: NDArray[np.int64]) -> dict[str, Any] | 
 
 def _mean(values: NDArray[np.float64], of: NDArray[np.int64]) -> Interval:
     """The mean with its interval by cluster: Student's t, and below :data:`MANY` clusters p by sign flips."""
-    sums = np.bincount(of, values)
+    sums = np.bincount(of, values).astype(float)
     found = _ratio(sums, np.bincount(of), n=values.size)
     return found if len(sums) >= MANY else replace(found, p_flip=sign_flip_p(sums))
 
@@ -392,7 +393,7 @@ def as_plain(found: Interval) -> dict[str, Any]:
 
 
 def comparison_of(plain: Mapping[str, Any]) -> Comparison:
-    """Read what :meth:`Comparison.as_dict` wrote; an undefined number stays None."""
+    """Read a dict of :meth:`Comparison.as_dict`; an undefined number stays None."""
     labels = tuple(
         LabelChange(**{name: row[name] for name in LabelChange.__dataclass_fields__}) for row in plain["labels"]
     )

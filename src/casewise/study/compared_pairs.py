@@ -202,7 +202,7 @@ Item = TypeVar("Item")
 
 
 class MadeOnDemand(Sequence[Item]):
-    """Items in some order; each is made when it is asked for and not kept."""
+    """Items in some order; each is made when it is needed and not stored."""
 
     def __init__(self, make: Callable[[int], Item], order: Any) -> None:
         self._make, self._order = make, order

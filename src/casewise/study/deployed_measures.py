@@ -41,7 +41,7 @@ class DeployedMeasures:
         declared: The measures.
         half_widths: Half the width of each measure's interval; None where there are too few patients.
         patients: Labelled patients with a value of each measure.
-        basis: Which patients these are.
+        basis: Description of these patients.
         policy: Hash of the policy that the intervals are about.
         level: Chance, over new patients like these, that an interval holds the value of the label.
     """
@@ -69,7 +69,7 @@ class DeployedMeasures:
     def no_interval(self, policy: Policy, status: str, uncovered: str | None) -> str:
         """Say why a case has no interval; empty where it has one."""
         if status != DONE:
-            return "the original mask replaced a failure"
+            return "the case failed and got the original mask"
         if uncovered:
             return uncovered
         return "" if policy_sha256(policy) == self.policy else "another policy than the fitted one decided"
@@ -82,7 +82,7 @@ class DeployedMeasures:
             no_interval: By case id, why it has no interval.
 
         Returns:
-            By case id, every measure; a measure over several scans stands at each of the patient's cases.
+            By case id, every measure; each case of the patient has the value of a measure over several scans.
         """
         found: dict[str, Values] = {case.id: {} for case in cases}
         for name, values in measured_values(cases, self.declared).items():
@@ -117,12 +117,12 @@ class DeployedMeasures:
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> DeployedMeasures:
-        """Read what :meth:`as_dict` wrote; formulas are parsed again."""
+        """Read a dict of :meth:`as_dict`; formulas are parsed again."""
         return cls(**{**plain, "declared": declared_measures(plain["declared"])})
 
 
 def policy_sha256(policy: Policy) -> str:
-    """Hash of what decides: controller, options and cleanup."""
+    """Hash of the policy: controller, options and cleanup."""
     return json_sha256([policy.controller, policy.options, policy.groups, policy.cleanup])
 
 
@@ -148,7 +148,7 @@ def design_cases(
 
     Args:
         archive: The labelled cases.
-        deployed: What each design deploys for cases of patients that it was not fitted on.
+        deployed: The masks that each design deploys for patients that it was not fitted on.
         names: Names of the labels.
         ladders: Ladders that are read together.
     """
@@ -202,7 +202,7 @@ def policy_cases(archive: Archive, policy: Policy, names: Mapping[int, str]) -> 
 def fit_report(
     cases: Mapping[str, Sequence[MeasuredCase]], gains: Mapping[str, float], chosen: str, fitted: DeployedMeasures
 ) -> dict[str, Any]:
-    """What the page and the summary of ``fit`` say about the measures.
+    """Text about the measures for the page and the summary of ``fit``.
 
     Args:
         cases: The cases of each design (:func:`design_cases`).

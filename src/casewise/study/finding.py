@@ -41,7 +41,7 @@ class Finding:
 
 @dataclass(frozen=True, eq=False)
 class Section:
-    """What one analysis shows: a sentence or two, tables, figures, and the findings behind them."""
+    """The result of one analysis: a sentence or two, tables, figures, and the findings behind them."""
 
     id: str  # name of the analysis in ANALYSES
     title: str
@@ -125,7 +125,7 @@ def show(
     Args:
         id: Name of the files.
         title: Heading.
-        found: What is shown.
+        found: The finding or table to show.
         keys: Columns with spaces between; all of a frame by default.
         heads: Headings of columns that :data:`HEADS` lacks or that differ here.
         caption: Text below the table.
@@ -154,7 +154,7 @@ def _column(key: str, frame: pd.DataFrame | None, heads: Mapping[str, str | Colu
 
 
 def not_run(id: str, title: str, what: str, reason: str) -> Section:
-    """Return the section of an analysis that cannot be computed, with what it needs."""
+    """Return the section of an analysis that cannot be computed, with the missing input."""
     return Section(id, title, missing={what: reason})
 
 

@@ -24,13 +24,13 @@ from casewise.core.errors import BadInput
 from casewise.data.pairs import Pair
 from casewise.judge.certificates.risk_control import clopper_pearson_upper, hoeffding_bentkus
 from casewise.measure.measures import Measure, declared_measures, scan_of
-from casewise.study.acceptance import CONFIDENCE, FEWEST, QUANTITIES, Acceptance, Criterion, acceptance_of, is_number
+from casewise.study.acceptance import CONFIDENCE, FEWEST, QUANTITIES, Acceptance, Criterion, acceptance_of
 
 LARGEST = 256 * 1024  # bytes of a plan
 POWER = 0.8
 MOST_PATIENTS = 20_000
 SEALED, OPENED, JUDGED = "plan-sealed", "new-opened", "judged"
-ADDED = " (added because a mean does not see rare disasters; give max_harmed_share there to change it)"
+ADDED = " (added because a mean does not show rare large losses; set max_harmed_share there to change it)"
 
 TEMPLATE = Path(__file__).with_name("plan_template.toml").read_text(encoding="utf-8")
 """A commented plan, as ``casewise compare --new-plan`` writes it."""
@@ -41,14 +41,6 @@ _PARTS: dict[str, tuple[str, ...] | None] = {
     "impact": ("benefits", "risks", "mitigation"),
     "measures": None,
 }
-
-
-@dataclass(frozen=True)
-class Expected:
-    """What the author of a plan expects of a criterion; used only to compute the number of patients."""
-
-    value: float = 0.0
-    sd: float | None = None
 
 
 @dataclass(frozen=True)
@@ -63,7 +55,6 @@ class ChangePlan:
     subgroups: tuple[str, ...] = ()
     measures: tuple[Measure, ...] = ()
     measure_criteria: Mapping[str, Acceptance] = field(default_factory=dict)  # by the name of the measure
-    expected: Mapping[tuple[str, str], Expected] = field(default_factory=dict)  # by (criterion, scope)
     data: Mapping[str, str] = field(default_factory=dict)  # sha256 of old, new, labels
     description: Mapping[str, str] = field(default_factory=dict)
     impact: Mapping[str, str] = field(default_factory=dict)
@@ -99,7 +90,7 @@ def read_plan(path: Path) -> ChangePlan:
         The plan.
 
     Raises:
-        BadInput: If the file is no plan; the message says what is wrong and where.
+        BadInput: If the file is no plan; the message names the error and its place.
     """
     plain, sha256 = read_toml(path, "a plan")
     try:
@@ -146,37 +137,35 @@ def _plan(path: Path, plain: Mapping[str, Any], sha256: str) -> ChangePlan:
     measures = declared_measures(tables["measures"])
     criteria = _table("protocol.criteria", protocol.get("criteria", {}))
     on_measures = _table("protocol.criteria.measures", criteria.pop("measures", {}))
-    expected: dict[tuple[str, str], Expected] = {}
-    wanted = _without_expected(criteria, "all", expected)
     subgroups = _names("protocol.subgroups", protocol.get("subgroups", []))
-    everywhere = {name: given for name, given in wanted.items() if name in QUANTITIES}
-    groups = dict(_table("protocol.criteria.groups", wanted.get("groups", {})))
+    everywhere = {name: given for name, given in criteria.items() if name in QUANTITIES}
+    groups = dict(_table("protocol.criteria.groups", criteria.get("groups", {})))
     for name in subgroups:
         groups[name] = {**everywhere, **_table(f"groups.{name}", groups.get(name, {}))}
     if groups:
-        wanted["groups"] = groups
+        criteria["groups"] = groups
     given_confidence = protocol.get("confidence", CONFIDENCE)
     confidence = {"confidence": None if given_confidence == "observed" else given_confidence}
-    if not wanted and not on_measures:
+    if not criteria and not on_measures:
         raise BadInput(f"[protocol.criteria] has no criterion; name at least one of {', '.join(QUANTITIES)}")
     of_measures = {}
     for name, given in on_measures.items():
         if name not in {one.name for one in measures}:
             known = ", ".join(one.name for one in measures) or "none; declare it under [measures]"
             raise BadInput(f"criteria on the measure {name!r}, which the plan does not declare; declared: {known}")
-        inner = _without_expected(_table(f"measures.{name}", given), f"measure {name}", expected)
-        allowed = [one for one, quantity in QUANTITIES.items() if quantity.of_measure]
+        inner = _table(f"measures.{name}", given)
+        allowed = [one for one, quantity in QUANTITIES.items() if quantity.of is None]
         wrong = next((key for key in inner if key not in allowed), None)
         if wrong is not None:
-            raise BadInput(f"{wrong} is no criterion on a measure; those are {', '.join(allowed)}")
+            raise BadInput(f"{wrong} is no criterion on a measure; the criteria on measures are {', '.join(allowed)}")
         if "max_crossed_share" in inner and not next(one for one in measures if one.name == name).decisions:
             raise BadInput(f'max_crossed_share on {name} needs a decision: [measures.{name}] decision = "< 40"')
         of_measures[name] = acceptance_of({**confidence, **inner}, scope=f"measure {name}")
-    if wanted:
-        acceptance = acceptance_of({**confidence, **wanted})
+    if criteria:
+        acceptance = acceptance_of({**confidence, **criteria})
     else:
         acceptance = Acceptance((), next(iter(of_measures.values())).confidence)
-    wrong = next((one.name for one in acceptance.criteria if QUANTITIES[one.name].of_measure), None)
+    wrong = next((one.name for one in acceptance.criteria if QUANTITIES[one.name].of is None), None)
     if wrong is not None:
         raise BadInput(f"{wrong} is a criterion on a measure; put it under [protocol.criteria.measures.NAME]")
     plan = ChangePlan(
@@ -188,7 +177,6 @@ def _plan(path: Path, plain: Mapping[str, Any], sha256: str) -> ChangePlan:
         subgroups,
         measures,
         of_measures,
-        expected,
         _texts("protocol.data", protocol.get("data", {}), ("old", "new", "labels")),
         _texts("description", tables["description"]),
         _texts("impact", tables["impact"]),
@@ -205,7 +193,7 @@ def _table(name: str, given: Any) -> dict[str, Any]:
 
 def _names(name: str, given: Any) -> tuple[str, ...]:
     if not isinstance(given, list) or not all(isinstance(one, str) and one for one in given):
-        raise BadInput(f'{name} is a list of names such as ["site B"], got {str(given)[:60]!r}')
+        raise BadInput(f'{name} must be a list of names such as ["site B"], got {str(given)[:60]!r}')
     return tuple(given)
 
 
@@ -215,7 +203,7 @@ def _texts(name: str, given: Any, known: Iterable[str] | None = None) -> dict[st
         if known is not None and key not in known:
             raise BadInput(f"[{name}] has no {key!r}; it has {', '.join(known)}")
         if not isinstance(value, str):
-            raise BadInput(f"{name}.{key} is a text in quotation marks, got {str(value)[:60]}")
+            raise BadInput(f"{name}.{key} must be a text in quotation marks, got {str(value)[:60]}")
     return {key: value for key, value in table.items() if value}
 
 
@@ -223,32 +211,8 @@ def _count(name: str, given: Any) -> int | None:
     if given is None:
         return None
     if not isinstance(given, int) or isinstance(given, bool) or not 1 <= given <= 10**6:
-        raise BadInput(f"{name} is a whole number of at least 1, got {str(given)[:60]!r}")
+        raise BadInput(f"{name} must be a whole number of at least 1, got {str(given)[:60]!r}")
     return given
-
-
-def _without_expected(
-    plain: Mapping[str, Any], scope: str, found: dict[tuple[str, str], Expected], depth: int = 0
-) -> dict[str, Any]:
-    """Return the criteria without ``expected`` and ``sd``, which go into ``found`` by criterion and scope."""
-    kept: dict[str, Any] = {}
-    for name, given in plain.items():
-        if not isinstance(given, Mapping):
-            kept[name] = given
-        elif name in QUANTITIES:
-            numbers = {key: given[key] for key in ("expected", "sd") if key in given}
-            if not all(is_number(one) for one in numbers.values()):
-                raise BadInput(f"{name}: expected and sd are numbers, got {numbers}")
-            if numbers.get("sd", 1) <= 0:
-                raise BadInput(f"{name}: sd is the spread between patients and above 0, got {numbers['sd']}")
-            found[name, scope] = Expected(float(numbers.get("expected", 0.0)), numbers.get("sd"))
-            kept[name] = {key: value for key, value in given.items() if key not in numbers}
-        elif depth < 2 and name != "measures":
-            inner = {"labels": "label", "groups": "group"}.get(scope)
-            kept[name] = _without_expected(given, name if inner is None else f"{inner} {name}", found, depth + 1)
-        else:
-            raise BadInput(f"{name} is nested too deep; see casewise compare --new-plan")
-    return kept
 
 
 def _check_consistent(plan: ChangePlan) -> None:
@@ -257,7 +221,7 @@ def _check_consistent(plan: ChangePlan) -> None:
     for one in plan.criteria:
         held = by_scope.setdefault(one.scope, {})
         if one.name in held:
-            raise BadInput(f"{one.name} on {one.scope} is there twice")
+            raise BadInput(f"{one.name} on {one.scope} is given twice")
         held[one.name] = one
     for scope, held in by_scope.items():
         gain, still = held.get("min_mean_gain"), held.get("max_changed_share")
@@ -265,9 +229,7 @@ def _check_consistent(plan: ChangePlan) -> None:
             raise BadInput(f"on {scope}, min_mean_gain asks for a gain and max_changed_share lets no case change")
         drop = held.get("max_mean_drop")
         if gain is not None and drop is not None and drop.highest < gain.highest:  # both bound the fall
-            raise BadInput(
-                f"on {scope}, max_mean_drop = {drop.limit:g} asks for more than min_mean_gain = {gain.limit:g} does"
-            )
+            raise BadInput(f"on {scope}, max_mean_drop = {drop.limit:g} exceeds min_mean_gain = {gain.limit:g}")
     if plan.acceptance.confidence is None:
         return
     for one in plan.criteria:
@@ -337,7 +299,7 @@ def how_many(plan: ChangePlan, *, power: float = POWER) -> tuple[Needed, ...]:
     several. Means: Student's t. The allowed chance to miss is divided by the number of criteria.
 
     Args:
-        plan: A plan whose criteria say what is ``expected`` and, for means, ``sd``.
+        plan: A plan whose criteria have ``expected`` and, for means, ``sd``.
         power: The wanted chance that a version as good as expected is accepted.
 
     Returns:
@@ -352,23 +314,25 @@ def how_many(plan: ChangePlan, *, power: float = POWER) -> tuple[Needed, ...]:
 
 
 def _needed(plan: ChangePlan, criterion: Criterion, power: float) -> tuple[int | None, str]:
-    """How many patients a criterion needs, and why there is no number."""
+    """Return the number of patients that a criterion needs, or why there is no number."""
     name, limit = criterion.name, criterion.limit
-    guess = plan.expected.get((name, criterion.scope)) or plan.expected.get((name, "all")) or Expected()
+    same = [one for one in plan.criteria if one.name == name and one.scope == "all"]
+    guess = next((one for one in (criterion, *same) if one.expected is not None or one.sd is not None), criterion)
+    expected = guess.expected or 0.0
     confidence = plan.acceptance.confidence
     if confidence is None:
         return plan.patients or 1, "observed values decide"
     if QUANTITIES[name].is_share:
-        if guess.value >= limit:
-            return None, f"the expected share {guess.value:g} is not below the limit {limit:g}"
-        count = _share_patients(limit, guess.value, confidence, power, plan.scans)
+        if expected >= limit:
+            return None, f"the expected share {expected:g} is not below the limit {limit:g}"
+        count = _share_patients(limit, expected, confidence, power, plan.scans)
     else:
-        room = criterion.sign * (limit - guess.value)
+        room = criterion.sign * (limit - expected)
         if room <= 0:
-            return None, f"expected {guess.value:g} leaves no room to the limit {limit:g}"
+            return None, f"expected {expected:g} leaves no room to the limit {limit:g}"
         if guess.sd is None:
             return None, f"say sd, the spread between patients: {name} = {{limit = {limit:g}, sd = ...}}"
-        count = next((n for n in _counts(FEWEST) if _t_power(n, room / float(guess.sd), confidence) >= power), None)
+        count = next((n for n in _counts(FEWEST) if _t_power(n, room / guess.sd, confidence) >= power), None)
     return count, "" if count else f"more than {MOST_PATIENTS:,}"
 
 
@@ -420,7 +384,7 @@ def _share_patients(limit: float, expected: float, confidence: float, power: flo
 
 @dataclass(frozen=True)
 class Seal:
-    """When a plan was sealed, and sentences that belong before the verdict."""
+    """The time when a plan was sealed, and sentences to print before the verdict."""
 
     sha256: str
     time: str
@@ -453,7 +417,7 @@ def seal_plan(plan: ChangePlan, new: Sequence[Path | None], *, compared_before: 
     Args:
         plan: The plan.
         new: The files with the new masks; only their names and sizes are read.
-        compared_before: Whether the output folder already holds a comparison of these masks.
+        compared_before: True if the output folder already has a comparison of these masks.
 
     Returns:
         The seal; its notes say whether the plan was changed or sealed after the masks were first opened.
@@ -487,5 +451,5 @@ def log_opened(plan: ChangePlan, seal: Seal) -> Seal:
 
 
 def log_verdict(plan: ChangePlan, verdict: str, hashes: Mapping[str, str]) -> None:
-    """Write the verdict and the hashes of what was compared into the log of the plan."""
+    """Write the verdict and the hashes of the compared masks into the log of the plan."""
     Chain(log_of(plan.path)).append(JUDGED, {"sha256": plan.sha256, "verdict": verdict, "data": dict(hashes)})

@@ -14,7 +14,7 @@ from casewise.study.analyses.deployed_methods import intervals_of
 from casewise.study.finding import show
 from casewise.study.study import Study
 
-_LEDGER = {"choice": "Choice", "seen": "What could be seen", "times": "Times", "last": "Last"}
+_LEDGER = {"choice": "Choice", "seen": "Readings of labels", "times": "Times", "last": "Last"}
 
 
 def provenance(study: Study) -> dict[str, Any]:

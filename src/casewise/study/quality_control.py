@@ -28,7 +28,7 @@ from casewise.measure.metrics.selective import auroc, risk_coverage
 from casewise.measure.signals.agreement import candidates_of
 from casewise.study.statistics.resample import cluster_numbers, draws, interval_of
 
-SIGNALS_OF_QUALITY = ("agreement", "agreement_lowest", "agreement_all", "agreement_consensus", "weighted_agreement")
+SIGNALS_OF_QUALITY = ("agreement", "agreement_all", "weighted_agreement")
 """Signals of quality; higher means a better mask."""
 
 POOR = 0.7
@@ -56,7 +56,7 @@ def folder_opinions(
     """
     yield from (Opinions(case_id, case_id, problem=why) for case_id, why in (refused or {}).items())
     if len(folders) < 2:
-        raise BadInput(f"quality control needs at least two opinions: two folders of masks or more, got {len(folders)}")
+        raise BadInput(f"quality control needs at least two folders of masks, got {len(folders)}")
     tables = [
         {pair.id: pair for pair in find_pairs(folders[0], other, labels=labels, cases=cases)} for other in folders[1:]
     ]
@@ -112,7 +112,7 @@ def quality_rows(opinions: Iterator[Opinions], *, metric: str = "dice", ignore: 
                 row["problem"] = str(error)
         rows.append(row)
     if not rows:
-        raise BadInput("there is no case to control; the folders hold no masks of the same names")
+        raise BadInput("there is no case to compare; the folders have no masks with the same names")
     return pd.DataFrame(rows).reindex(columns=["case", "cluster", *SIGNALS_OF_QUALITY, "metric", "problem"])
 
 
@@ -186,7 +186,8 @@ def controlled(
 
 
 def worth(known: pd.DataFrame, below: float | None, *, resamples: int = 1000) -> pd.DataFrame:
-    """How well each signal predicts the metric: rank correlation, AUROC, AURC with an interval over clusters."""
+    """Quality of each signal as a predictor of the metric: rank correlation, AUROC, AURC with an interval over
+    clusters."""
     columns = ["signal", "n", "rho", "auroc", "aurc", "low", "high", "optimum", "excess", "normalized", "chance"]
     found = []
     for name in SIGNALS_OF_QUALITY:

@@ -1,4 +1,5 @@
-"""What every analysis reads: two archives, their outcomes, and what each method deploys on the same cases."""
+"""The data that every analysis reads: two archives, their outcomes, and the results of each method on the same
+cases."""
 
 from __future__ import annotations
 
@@ -76,7 +77,7 @@ def images_of(folder: Path) -> Mapping[str, CaseFiles]:
 
 @dataclass(frozen=True, eq=False)
 class Study:
-    """The evaluation archive, the calibration archive, the policy, and what every method deploys on the same cases.
+    """The evaluation archive, the calibration archive, the policy, and the results of every method on the same cases.
 
     ``Study.of`` makes one. An analysis is a function of a study (:data:`casewise.study.analyses.ANALYSES`); findings
     that several analyses read are computed :func:`once` and cached in ``kept``.
@@ -119,7 +120,7 @@ class Study:
         check_disjoint(clusters_of(calibration.entries.values()), clusters_of(evaluation.entries.values()))
         for archive in (evaluation, calibration):
             if not any(entry.labelled for entry in archive.entries.values()):
-                raise BadInput(f"{archive.path} has no labelled case; a study needs labels of both archives: record -l")
+                raise BadInput(f"{archive.path} has no labelled case; a study needs labels in both archives")
         evaluation = unlocked(evaluation, policy)
         progress("outcomes of the evaluation cases")
         scored = _with_coordinate(outcomes(evaluation), policy)
@@ -193,7 +194,7 @@ class Study:
 
     @property
     def is_router(self) -> bool:
-        """Whether the policy puts cases into buckets."""
+        """True if the policy puts cases into buckets."""
         return metadata_of(self.controller).is_router
 
     @property
@@ -266,7 +267,7 @@ class Study:
 
     @cached_property
     def arms(self) -> Frames:
-        """What every case would have got in each bucket."""
+        """The mask of every case in each bucket."""
         return arms_of(self.evaluation, self.controller, self.outcomes)
 
     @cached_property

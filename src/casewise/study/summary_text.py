@@ -32,7 +32,7 @@ FEWEST = 5  # patients that an interval needs
 
 @dataclass(frozen=True)
 class ReportSummary:
-    """The first sentences of a report: gain, cases hurt, flagged cases, promise, and what the policy changed."""
+    """The first sentences of a report: gain, hurt cases, flagged cases, promise, and the changes by the policy."""
 
     headline: str
     answers: Mapping[str, str]  # hurt, flagged, promised, in this order
@@ -41,7 +41,7 @@ class ReportSummary:
 
 @dataclass(frozen=True)
 class Key:
-    """One key figure: a number, what it is, and its interval or n."""
+    """One key figure: a number, its name, and its interval or n."""
 
     value: str
     what: str
@@ -68,12 +68,13 @@ def _nothing_undone(study: Study) -> bool:
 
 
 def advised(study: Study) -> list[str]:
-    """What a reader must know before any number: a NO-GO, other bucket sizes than at calibration, few patients."""
+    """Warnings to print before any number: a NO-GO, other bucket sizes than at calibration, few patients."""
     against, units = no_go(study.policy), len(set(cluster_numbers(study.router)))
     found = [*([] if against is None else [against]), *(quota_found(study).notes if study.is_router else ())]
     if units < FEWEST:
         found.append(
-            f"FEW: only {pluralize(units, *UNIT)} were evaluated; below {FEWEST} an interval says little. Record more"
+            f"FEW: only {pluralize(units, *UNIT)} were evaluated; with fewer than {FEWEST} an interval is "
+            f"unreliable. Record more"
         )
     return found
 
@@ -132,7 +133,7 @@ def _attributed(study: Study) -> str:
     if share != share:
         return ""
     ranked = (
-        "the choice of cases adds nothing"
+        "the choice of cases has no effect"
         if share >= 1
         else f"the other {100 * (1 - share):.0f} % comes from which cases were chosen"
     )
@@ -206,7 +207,7 @@ def hero(study: Study) -> Picture:
         f"One line per case, in the same order in every row: the change of {study.metric} against M0. Grey ticks: "
         f"rolled back to M0.{marks} The axis ends at the 99th percentile; longer lines are cut."
     )
-    return Picture("changes", "What was done to each case", figure, caption)
+    return Picture("changes", "Change of each case", figure, caption)
 
 
 def draw_changes(rows: Sequence[tuple[str, pd.DataFrame]], *, metric: str, flagged: Collection[str] = ()) -> Figure:

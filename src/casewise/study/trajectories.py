@@ -62,7 +62,7 @@ def horizon(outcomes: pd.DataFrame) -> int:
     """The last recorded step K."""
     need_columns(outcomes, ("step",), "an outcomes frame")
     if outcomes.empty:
-        raise BadInput("the outcomes frame has no row; score an archive with labels first")
+        raise BadInput("there are no outcomes; score an archive with labels first")
     return int(outcomes["step"].max())
 
 

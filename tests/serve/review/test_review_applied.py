@@ -65,7 +65,7 @@ def test_a_review_of_another_output_decides_nothing(predictions, tmp_path):
     one = {one.case: one for one in apply_reviews(out, tmp_path / "chosen")}["kept"]
     assert one.taken == "deployed"
     assert one.open
-    assert "another output" in one.why
+    assert "an earlier output" in one.why
 
 
 def facts(out, **changed):
@@ -79,21 +79,21 @@ def test_a_line_that_is_no_review_decides_nothing(predictions, tmp_path, changed
     out = predictions.layout.out
     Chain(out / REVIEWS).append("review", facts(out, **changed))
     assert not ReviewLog(out / REVIEWS).latest()
-    with pytest.raises(Refused, match="holds 1 line of no review"):
+    with pytest.raises(Refused, match="holds 1 line without a review"):
         apply_reviews(out, tmp_path / "chosen")
 
 
 def test_an_edited_log_and_a_full_folder_are_refused(predictions, tmp_path):
     out = predictions.layout.out
     reviewed(out, ("kept", "keep-m0", "1"))
-    with pytest.raises(Refused, match=r"is not empty .*; masks that a person chose go into a folder of their own"):
+    with pytest.raises(Refused, match=r"is not empty .*; reviewed masks need an empty folder"):
         apply_reviews(out, predictions.images)
     text = (out / REVIEWS).read_text()
     (out / REVIEWS).write_text(text.replace("keep-m0", "keep-adapted"))
     with pytest.raises(Refused, match="the reviews cannot be trusted"):
         apply_reviews(out, tmp_path / "chosen")
     (tmp_path / "manifest.json").write_text("{}")
-    with pytest.raises(BadInput, match="is an archive and holds no mask files"):
+    with pytest.raises(BadInput, match="is an archive without mask files"):
         apply_reviews(tmp_path, tmp_path / "x")
 
 
@@ -121,7 +121,7 @@ def test_a_case_with_two_wrong_masks_gets_none_and_is_named_for_contouring(predi
     reviewed(out, ("kept", "both-wrong", "1"))
     result = CliRunner().invoke(app, ["review", str(out), "--apply", "-o", str(tmp_path / "chosen")])
     assert result.exit_code == 3
-    assert "! kept is open: Ada finds both masks wrong: contour it again" in result.output
+    assert "! kept is open: Ada marked both masks as wrong: contour it again" in result.output
     assert not (tmp_path / "chosen" / "kept.nii.gz").exists()
     assert decisions_of(out / REVIEWS) == {"kept": "both-wrong"}
 
@@ -141,8 +141,8 @@ def test_an_entry_that_is_broken_or_gone_is_said_and_costs_no_other_case(predict
     done = {one.case: one for one in apply_reviews(out, tmp_path / "chosen")}
     assert file_sha256(tmp_path / "chosen" / "kept.nii.gz") == file_sha256(layout.source("kept"))
     assert {name for name, one in done.items() if one.taken == "none"} == {"broken", "undone", "unsaved"}
-    assert done["undone"].why == "there is no output: undone.json is not its entry; predict the case again"
-    assert done["unsaved"].why == "its entry is gone; predict it again"
+    assert done["undone"].why == "there is no output: undone.json does not belong to the case; predict the case again"
+    assert done["unsaved"].why == "its JSON file is missing; predict it again"
     assert sum(line["event"] == "applied" for line in Chain(tmp_path / "chosen" / APPLIED).lines()) == 4
 
 
@@ -153,7 +153,7 @@ def test_reviewers_who_disagree_are_named_and_the_last_decision_counts(predictio
     for who, case_id, word in (*said, ("Bob", "unsaved", "flag")):
         ReviewLog(out / REVIEWS).append(Review(case_id, word, who, folder.about(case_id), adapted="1"))
     told = CliRunner().invoke(app, ["review", str(out), "--apply", "-o", str(tmp_path / "chosen")])
-    assert "! kept: reviewers disagree, the last decision counts: Bob keeps the adaptation, state 1" in told.output
+    assert "! kept: reviewers disagree, the last decision counts: Bob keeps the new mask, state 1" in told.output
     assert "before: Ada keep-m0" in told.output
     assert "unsaved: reviewers disagree" not in told.output
     lines = Chain(tmp_path / "chosen" / APPLIED).lines()

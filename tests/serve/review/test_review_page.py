@@ -171,10 +171,10 @@ def test_a_reviews_file_that_is_something_else_is_not_appended_to(predictions):
     [
         ({"reviewer": "  "}, "a reviewer's name has 1 to 100"),
         ({"reviewer": "a\nb"}, "printable characters"),
-        ({"decision": "delete"}, "a decision is one of keep-m0, keep-adapted, both-wrong, flag"),
+        ({"decision": "delete"}, "a decision must be one of keep-m0, keep-adapted, both-wrong, flag"),
         ({"note": "x" * 501}, "at most 500 characters"),
         ({"adapted": "7"}, "has no state '7'"),
-        ({"adapted": None}, "nobody saw it"),
+        ({"adapted": None}, "was not saved"),
         ({"adapted": 3}, "name of a state"),
         ({"about": None}, "as text"),
     ],
@@ -361,7 +361,7 @@ def test_a_picture_has_no_slices(tmp_path, new_folder, serve):
 
 
 def test_a_folder_of_something_else_is_refused(tmp_path):
-    with pytest.raises(BadInput, match="is not what casewise predict wrote"):
+    with pytest.raises(BadInput, match="is not a folder of casewise predict"):
         review_server(tmp_path)
 
 
@@ -398,7 +398,7 @@ def test_a_case_that_vanished_while_the_page_was_open_is_said_in_a_sentence(pred
         predictions.layout.entry("kept").unlink()
         answer, content = request(server, "POST", "decide", said)
     assert answer.status == 409
-    assert json.loads(content)["error"].startswith("case kept was written anew or removed since this page was started")
+    assert json.loads(content)["error"].startswith("case kept was replaced or removed since the page was started")
 
 
 def test_a_note_in_any_language_is_exported_and_half_a_character_is_refused(predictions, serve):
@@ -406,7 +406,7 @@ def test_a_note_in_any_language_is_exported_and_half_a_character_is_refused(pred
     with serve(predictions.layout.out) as server:
         answer, content = request(server, "POST", "decide", decision(server, "kept", "flag", note="\ud83d"))
         assert answer.status == 400
-        assert "a note is text" in json.loads(content)["error"]
+        assert "a note must be text" in json.loads(content)["error"]
         assert request(server, "POST", "decide", decision(server, "kept", "flag", note=note))[0].status == 200
         (row,) = csv.DictReader(io.StringIO(request(server, "GET", "export/reviews.csv")[1].decode()))
     assert row["note"] == note

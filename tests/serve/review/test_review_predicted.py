@@ -100,6 +100,6 @@ def test_a_user_reviews_what_predict_wrote_and_stops_with_control_c(predicted):
         process.send_signal(signal.SIGINT)
         _, told = process.communicate(timeout=60)
     assert process.returncode == 0
-    assert "1 cases are reviewed" in told
+    assert "1 cases have been reviewed" in told
     assert decisions_of(out / "reviews.jsonl") == {row["id"]: "keep-m0"}
     assert verify_predictions(out) == []

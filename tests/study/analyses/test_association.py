@@ -54,7 +54,7 @@ def test_a_missing_value_costs_its_rows_and_no_others(outcomes):
 def test_a_signal_that_points_the_other_way_is_called_out(outcomes):
     found = association(outcomes.assign(delta=-outcomes["delta"]), signals=["delta"], differences=False, resamples=200)
     assert found.row(signal="delta")["against"]
-    assert found.notes[0].startswith("delta goes against HA in all")
+    assert found.notes[0].startswith("delta has a negative correlation with HA in all")
 
 
 def test_msp_is_expected_to_fall_as_harm_rises(outcomes):

@@ -152,4 +152,4 @@ def test_the_ladder_says_how_much_of_the_edit_ha_judged(outcomes, study):
     assert np.isnan(found.number("judged", step=0))
     few = replace(study, outcomes=study.outcomes.assign(unscored=0.8))
     tables = {one.id: one for one in section(few).tables}
-    assert "says little here: read worse-voxels" in tables["budget-sweep"].caption
+    assert "use worse-voxels" in tables["budget-sweep"].caption

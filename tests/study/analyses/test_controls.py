@@ -111,7 +111,7 @@ def test_the_attribution_line_is_the_quotas_share_of_the_cut(arms, router, metho
     )
     assert 0 < row["share"] < 1
     assert "of the HA reduction" in row["sentence"]
-    assert "is due to the quota alone" in row["sentence"]
+    assert "comes from the number of rollbacks alone" in row["sentence"]
 
 
 def test_no_cut_leaves_nothing_to_attribute(arms, router, methods):

@@ -108,7 +108,7 @@ def test_risk_has_the_floor_of_a_case_that_did_not_change(outcomes):
 
 
 def test_no_spread_is_refused(outcomes):
-    with pytest.raises(DegenerateStatistic, match="need a spread"):
+    with pytest.raises(DegenerateStatistic, match="need a deviation"):
         firing(outcomes, mean_regions=0, sd_regions=0, mean_delta=0, sd_delta=1)
 
 
@@ -144,7 +144,7 @@ def test_the_first_time_is_the_source_and_the_others_are_updates():
 def test_an_archive_without_a_clock_says_so():
     found = step_seconds({"a": (), "b": ()})
     assert found.table.empty
-    assert found.reason == "no case stored how long its steps took"
+    assert found.reason == "the time of the steps was not recorded"
 
 
 def findings(methods):

@@ -130,4 +130,4 @@ def test_the_section_says_where_ha_says_little(study):
     for unscored, little in ((0.9, True), (0.1, False)):
         frames = {name: frame.assign(unscored=unscored) for name, frame in study.methods.items()}
         lead = section(replace(study, methods=frames)).lead
-        assert ("says little here: read worse-voxels" in lead) == little
+        assert ("use worse-voxels" in lead) == little

@@ -103,7 +103,7 @@ def test_planted_harm_is_smaller_than_the_repaired_dent(archive):
 def test_one_sided_regions_have_no_contrast(archive):
     features = region_features(archive)
     found = region_geometry(features[features["side"] == "harmful"])
-    assert found.table["reason"].eq("one side has no region").all()
+    assert found.table["reason"].eq("one kind of region is missing").all()
 
 
 def test_distances_go_with_planted_harm(archive, frame):

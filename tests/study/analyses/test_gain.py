@@ -65,7 +65,7 @@ def test_the_interval_is_the_one_of_the_single_list(study: Study) -> None:
             "lost Dice against M0: −0.0200 [−0.0300, −0.0100]",
         ),
         ({"gain": 0.02, "low": -0.01, "high": 0.03, "shown": False}, "neither gained nor lost measurably against M0"),
-        ({"helped": 0, "hurt": 0, "shown": False}, "gained and lost nothing: all 9 have the Dice of M0."),
+        ({"helped": 0, "hurt": 0, "shown": False}, "did not change the Dice of any of 9 cases"),
     ],
 )
 def test_a_gain_is_said_only_where_it_is_shown(chosen: Study, change: dict[str, Any], words: str) -> None:
@@ -111,7 +111,7 @@ def test_a_promise_is_printed_only_where_it_holds(study: Study, more: dict[str, 
             {"retained": {"go": False, "helped": 2, "hurt": 9}},
             "Nothing is promised: the certificate is void: its policy",
         ),
-        ({"quota": {"low": 0, "mid": 0, "hard": 4000}}, "Nothing is promised: the certificate is void: the quotas"),
+        ({"quota": {"low": 0, "mid": 0, "hard": 4000}}, "Nothing is promised: the certificate is void: the buckets"),
     ],
 )
 def test_a_promise_is_void_where_calibration_said_no_go_or_its_quotas_did_not_travel(
@@ -126,7 +126,7 @@ def test_a_promise_is_void_where_calibration_said_no_go_or_its_quotas_did_not_tr
 
 def test_the_policy_before_certification_is_promised_nothing(study: Study) -> None:
     other = certified(study, policy="another", policy_before=policy_digest(study.policy))
-    assert "the policy that certification made of this one" in answers(other)["promised"]
+    assert "the certified form of this policy" in answers(other)["promised"]
     assert promise.section(other).lead.startswith("Nothing is promised")
 
 

@@ -126,8 +126,8 @@ def test_without_a_clock_the_cost_table_has_passes_only(study):
     section = ANALYSES["cost"](study)
     compute = next(one for one in section.tables if one.id == "compute")
     assert all(not isinstance(row["milliseconds"], float) and isinstance(row["forwards"], int) for row in compute.rows)
-    assert "no case stored how long" in compute.caption
-    assert "no case stored how long" in str(section.missing)
+    assert "was not recorded" in compute.caption
+    assert "was not recorded" in str(section.missing)
 
 
 def test_refitted_cuts_say_where_the_deployed_ones_differ(sources, study):
@@ -149,7 +149,7 @@ def test_quotas_that_are_not_those_of_calibration_are_one_sentence_of_routing(st
     least = min(here, key=here.get)
     other = with_quota(study, {**dict.fromkeys(here, 0), least: 40})
     section = ANALYSES["routing"](other)
-    assert "QUOTA: the cut-points do not travel" in section.lead
+    assert "QUOTA: the buckets differ" in section.lead
     found = next(one for one in section.findings if one.name == "routing.quota")
     assert found.number("deployed", bucket=least) == here[least]
     assert found.number("calibrated", bucket=least) == 40

@@ -65,7 +65,7 @@ def test_no_case_is_undefined_with_n():
 
 
 def test_values_of_other_cases_are_refused():
-    with pytest.raises(BadInput, match=r"same cases, got \(2,\) and \(3,\); join them by case"):
+    with pytest.raises(BadInput, match=r"same cases, got \(2,\) and \(3,\); join"):
         paired_interval([1, 2], [1, 2, 3])
 
 

@@ -253,7 +253,7 @@ def load_backbone(
             f"{spec} is not a model folder: nnU-Net has plans.json and dataset.json, Hugging Face config.json, a MONAI "
             f"network network.json, a bundle configs/metadata.json; it holds {sorted(os.listdir(folder))[:6]}"
         )
-    raise BadInput(f"{spec!r} is neither a folder that exists, nor a hub id org/name, nor package.module:factory")
+    raise BadInput(f"{spec!r} must be an existing folder, a hub id org/name or package.module:factory")
 
 
 def check_image(case: Case, *, channels: int | None = None) -> None:

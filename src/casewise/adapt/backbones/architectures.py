@@ -77,7 +77,7 @@ def _check_architecture(plain: Mapping[str, Any], where: str, trusted: Collectio
     listed = plain.get("_kw_requires_import", ())
     if not isinstance(listed, list | tuple) or not all(isinstance(key, str) and key in arguments for key in listed):
         raise BadInput(
-            f"_kw_requires_import in {where} must list names of arch_kwargs, got {str(listed)[:100]}; restore the file"
+            f"_kw_requires_import in {where} must list names of arch_kwargs: {str(listed)[:100]}; restore it"
         )
     imported = {*_IMPORTED, *listed}
     for key, value in arguments.items():
@@ -91,10 +91,9 @@ def _check_class(name: object, where: str, trusted: Collection[str], *, parts: b
     if parts and isinstance(name, str) and _of_torch(name):
         return
     raise UnsafeInput(
-        f"{where} names {str(name)[:100]!r}, which is neither a class of {_LIBRARY}"
-        f"{' or torch.nn' if parts else ''} nor offered by an installed package (entry point group {GROUP}); "
-        f"building it would run code that the model folder chose; pass --trust {str(name)[:100]} if you "
-        "know it and would run it"
+        f"{where} names {str(name)[:100]!r}, which is neither a class of {_LIBRARY}{' or torch.nn' if parts else ''} "
+        f"nor offered by an installed package (entry point group {GROUP}); building it would run code that the model "
+        f"folder chose; pass --trust {str(name)[:100]} if you know it and would run it"
     )
 
 
@@ -150,7 +149,9 @@ def _check_own(name: object, key: str, where: str, home: str, base: str | None =
     if name is None:
         return
     if not isinstance(name, str) or not name.isidentifier():
-        raise UnsafeInput(f"{key} in {where} is a plain name, got {str(name)[:100]!r}; copy the model folder again")
+        raise UnsafeInput(
+            f"{key} in {where} must be a plain name, got {str(name)[:100]!r}; copy the model folder again"
+        )
     if not home:
         return
     from nnunetv2.utilities.find_class_by_name import recursive_find_python_class
@@ -158,7 +159,9 @@ def _check_own(name: object, key: str, where: str, home: str, base: str | None =
     package = importlib.import_module(f"nnunetv2.{home}")
     found = recursive_find_python_class(package.__path__[0], name, package.__name__)
     if found is None:
-        raise BadInput(f"{key} in {where} names {name!r}, which this nnU-Net does not have; install what defines it")
+        raise BadInput(
+            f"{key} in {where} names {name!r}, which this nnU-Net does not have; install the package that defines it"
+        )
     inside = str(getattr(found, "__module__", "")).startswith(f"nnunetv2.{home}.")
     if base is not None:
         fits = inspect.isclass(found) and base in {parent.__name__ for parent in found.__mro__}

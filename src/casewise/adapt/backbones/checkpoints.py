@@ -43,7 +43,7 @@ def _read_pickle(path: Path, *, trust: bool) -> dict[str, Any]:
         raise BadInput(f"the checkpoint {path} is empty; copy it again")
     contents = _read_trusted(path) if trust else _read_weights_only(path)
     if not isinstance(contents, dict):
-        raise BadInput(f"{path.name} holds a {type(contents).__name__}; a dict of weights was expected")
+        raise BadInput(f"{path.name} holds a {type(contents).__name__}; it must be a dict of weights")
     return contents
 
 
@@ -57,13 +57,13 @@ def _check_not_older(twin: Path, path: Path) -> None:
     made_from = _facts(twin).get("made_from_sha256")
     if made_from is None and twin.stat().st_mtime < path.stat().st_mtime:
         raise Refused(
-            f"{path.name} is newer than {twin.name}, which no casewise inspect --convert wrote, and it is not clear "
-            f"which one you mean; move {twin.name} away to use {path.name}, or {path.name} away to use {twin.name}"
+            f"{path.name} is newer than {twin.name}, which no casewise inspect --convert wrote, and it is not "
+            f"clear which one to load; move {twin.name} away to use {path.name}, or {path.name} away to use {twin.name}"
         )
     if made_from is not None and made_from != file_sha256(path):
         raise Refused(
-            f"{path.name} changed after {twin.name} was made from it, and it is not clear which one you mean; "
-            f"run casewise inspect --convert {path} again, or remove one of the two"
+            f"{path.name} changed after {twin.name} was made from it, and it is not clear which one to load; run "
+            f"casewise inspect --convert {path} again, or remove one of the two"
         )
 
 
@@ -92,7 +92,7 @@ def _read_safetensors(path: Path) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         own = "made_from_sha256" in facts
         fix = "convert the checkpoint again" if own else "save it without the metadata 'aliases' and 'checkpoint'"
-        raise BadInput(f"the facts in {path.name} are damaged ({error}); {fix}") from error
+        raise BadInput(f"the metadata of {path.name} are damaged ({error}); {fix}") from error
 
 
 def _read_weights_only(path: Path) -> Any:
@@ -102,7 +102,7 @@ def _read_weights_only(path: Path) -> Any:
             return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise UnsafeInput(
-            f"{path.name} wants to run code when it is loaded ({_what(error)}); ask its author for safetensors, "
+            f"{path.name} runs code when it is loaded ({_what(error)}); ask its author for safetensors, "
             f"or pass --trust checkpoint if you trust its author to run code on your machine"
         ) from error
     except Exception as error:  # a broken pickle can raise any exception
@@ -118,9 +118,7 @@ def _what(error: Exception) -> str:
 def _check_torch_version() -> None:
     version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
     if version < USABLE_SINCE:
-        raise UnsafeInput(
-            f"torch {torch.__version__} runs code even from weights-only files (CVE-2025-32434); update it"
-        )
+        raise UnsafeInput(f"torch {torch.__version__} runs code from weights-only files (CVE-2025-32434); update it")
     if version < SAFE_SINCE:
         warnings.warn(
             f"torch {torch.__version__} has a known flaw in its weights-only reader (CVE-2026-24747); "
@@ -186,7 +184,7 @@ def weights_of(contents: Mapping[str, Any]) -> dict[str, Tensor]:
             break
     wrong = [name for name, value in contents.items() if not isinstance(value, Tensor)]
     if wrong or not contents:
-        raise BadInput(f"a state dict holds tensors only; found {wrong[:3]}; name the file with the bare weights")
+        raise BadInput(f"a state dict must hold only tensors, found {wrong[:3]}; name the file with the bare weights")
     prefix = "module."
     strip = all(name.startswith(prefix) for name in contents)
     return {name[len(prefix) :] if strip else name: value for name, value in contents.items()}
@@ -199,7 +197,7 @@ def load_weights(network: nn.Module, path: Path, *, trust: bool = False) -> None
         network.load_state_dict(weights)
     except RuntimeError as error:
         few = " ".join(line.strip() for line in str(error).splitlines()[1:4])[:300]
-        raise BadInput(f"{path.name} does not fit the network: {few}") from error
+        raise BadInput(f"{path.name} does not match the network: {few}") from error
 
 
 def convert_checkpoint(path: Path, *, trust: bool = False) -> Path:
@@ -210,9 +208,7 @@ def convert_checkpoint(path: Path, *, trust: bool = False) -> Path:
     if not path.is_file():
         raise BadInput(f"there is no checkpoint {path}; name one that exists")
     if target.exists() and "made_from_sha256" not in _facts(target):
-        raise BadInput(
-            f"{target.name} exists beside {path.name} and was not written by casewise inspect --convert; move one away"
-        )
+        raise BadInput(f"{target.name} beside {path.name} is not of casewise inspect --convert; move one away")
     contents = _read_pickle(path, trust=trust)
     facts = None
     if "network_weights" in contents:

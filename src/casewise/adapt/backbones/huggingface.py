@@ -48,9 +48,7 @@ class HuggingFace(FileBackbone):
         model_class, processor_class = _transformers()
         local = Path(spec).is_dir()
         if local and not trust and not list(Path(spec).glob("*.safetensors")):
-            raise UnsafeInput(
-                f"{spec} has no safetensors file; save it with save_pretrained, or pass --trust checkpoint"
-            )
+            raise UnsafeInput(f"{spec} has no safetensors; save it with save_pretrained, or pass --trust checkpoint")
         options = {"local_files_only": local, "trust_remote_code": False}
         try:
             network = model_class.from_pretrained(spec, use_safetensors=None if trust else True, **options)

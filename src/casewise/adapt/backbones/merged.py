@@ -92,7 +92,7 @@ def merged(backbone: Backbone, lines: Sequence[str]) -> Backbone:
             if value in named:
                 raise BadInput(f"class {names[value]!r} is merged twice, by merge={line} too; name it once")
             if value == backbone.ignore:
-                raise BadInput(f"class {names[value]!r} is the label that is not scored; it cannot be merged")
+                raise BadInput(f"class {names[value]!r} is the ignored label and cannot be merged")
         named |= dict.fromkeys(members, new)
     order: dict[str, int] = {}
     table = np.arange(LARGEST + 1, dtype=np.uint8)

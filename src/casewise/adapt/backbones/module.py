@@ -50,7 +50,7 @@ def _case(files: CaseFiles, image: NDArray[Any], spacing_mm: tuple[float, ...] |
 
 
 class FileBackbone:
-    """Base of backbones without a reader of their own: NIfTI volumes and pictures."""
+    """Base of backbones without their own reader: NIfTI volumes and pictures."""
 
     expects: Expectation
 
@@ -200,7 +200,7 @@ def load_factory(spec: str, *, weights: Path | None, device: str, trust: bool) -
     if not isinstance(made, (nn.Module, Module)):
         if isinstance(made, Backbone):
             return made
-        raise BadInput(f"{spec} returned a {type(made).__name__}; a torch.nn.Module or a Module was expected")
+        raise BadInput(f"{spec} returned a {type(made).__name__}; it must return a torch.nn.Module or a Module")
     backbone = made if isinstance(made, Module) else of_network(made, name=spec)
     if weights is not None:
         load_weights(backbone.network, weights, trust=trust)
@@ -212,9 +212,7 @@ def of_network(network: nn.Module, *, name: str = "module", **options: Any) -> M
     """Wrap a bare network: dimensions from its first convolution, classes from its last."""
     found = [layer for layer in network.modules() if isinstance(layer, tuple(_CONVOLUTIONS))]
     if not found and not {"dimensions", "classes"} <= set(options):
-        raise BadInput(
-            f"{type(network).__name__} has no Conv2d or Conv3d; return Module(network, classes=, dimensions=)"
-        )
+        raise BadInput(f"{type(network).__name__} has no Conv2d or Conv3d; use Module(network, classes=, dimensions=)")
     if found:
         options.setdefault("dimensions", _CONVOLUTIONS.get(type(found[0]), 2))
         options.setdefault("classes", int(found[-1].out_channels))  # type: ignore[arg-type]

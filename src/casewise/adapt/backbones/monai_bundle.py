@@ -26,6 +26,7 @@ from casewise.core.registry import Registry
 
 NETWORKS = Registry("MONAI network", {name: name for name in ("SwinUNETR", "UNet", "SegResNet", "BasicUNet", "UNETR")})
 WEIGHTS = ("model.safetensors", "model.pth", "model.pt")
+WINDOWS_AT_ONCE = 4
 SAFE_SINCE = (1, 5, 2)  # CVE-2025-58756, GHSA-89gg-p5r5-q6r4 and CVE-2026-21851 are fixed here
 
 
@@ -60,9 +61,7 @@ def load_bundle(folder: Path, *, device: str, trust_bundle: bool, trust: bool) -
     Images are expected on the grid and in the value range that the preprocessing of the bundle would give.
     """
     if not trust_bundle:
-        raise UnsafeInput(
-            f"{folder.name} is a MONAI bundle, and a bundle is code; pass --trust bundle if you trust its author"
-        )
+        raise UnsafeInput(f"{folder.name} is a MONAI bundle, thus code; if you trust its author: --trust bundle")
     parser = _monai().bundle.ConfigParser()
     parser.read_config(str(folder / "configs" / "inference.json"))
     parser.read_meta(str(folder / "configs" / "metadata.json"))
@@ -103,12 +102,12 @@ def _module(
     )
 
 
-def sliding_window(window: Sequence[int], *, overlap: float = 0.25, batch: int = 4) -> Inferer:
+def sliding_window(window: Sequence[int], *, overlap: float = 0.25) -> Inferer:
     """Return an inferer that uses MONAI's sliding window with Gaussian weights."""
 
     def infer(network: nn.Module, whole: Tensor) -> Tensor:
         logits: Tensor = _monai().inferers.sliding_window_inference(
-            whole, tuple(window), batch, network, overlap=overlap, mode="gaussian"
+            whole, tuple(window), WINDOWS_AT_ONCE, network, overlap=overlap, mode="gaussian"
         )
         return logits
 

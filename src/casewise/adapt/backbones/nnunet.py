@@ -145,18 +145,14 @@ class NnUNet:
             with quiet():
                 label = reader.read_seg(str(path))[0][0]
         except Exception as error:
-            raise BadInput(
-                f"{type(reader).__name__} cannot read the label {path.name}: {in_one_line(error)}"
-            ) from error
+            raise BadInput(f"{type(reader).__name__} cannot read label {path.name}: {in_one_line(error)}") from error
         return np.asarray(np.rint(label), dtype=np.int32)
 
     def prepare(self, case: Case) -> Prepared:
         """Preprocess once; updates use patches, masks come from the whole pipeline."""
         check_image(case, channels=self.expects.channels)
         if case.spacing_mm is None:
-            raise BadInput(
-                f"case {case.id} has no voxel spacing, which nnU-Net needs; give a file, or Case(id, image, spacing_mm)"
-            )
+            raise BadInput(f"case {case.id} has no voxel spacing; give a file, or Case(id, image, spacing_mm)")
         predictor = self.predictor
         properties: dict[str, Any] = {"spacing": list(case.spacing_mm)}
         preprocessor = predictor.configuration_manager.preprocessor_class(verbose=False)
@@ -296,7 +292,7 @@ def _checkpoint(path: Path, *, trust: bool) -> dict[str, Any]:
         read = twin if twin.is_file() else path
         fix = f"move it away to use {path.name}" if read != path and path.is_file() else "name another with -chk"
         raise BadInput(
-            f"{read} is not a checkpoint of nnU-Net: it lacks {', '.join(missing) or 'init_args.configuration'}; {fix}"
+            f"{read} is no nnU-Net checkpoint: it lacks {', '.join(missing) or 'init_args.configuration'}; {fix}"
         )
     return contents
 
@@ -314,9 +310,7 @@ def _predictor(
     plans = plans_class(plain_plans)
     configuration = plans.get_configuration(contents["init_args"]["configuration"])
     if configuration.previous_stage_name is not None:
-        raise BadInput(
-            f"{folder.name} is the second stage of a cascade, which needs masks of the first; adapt the first stage"
-        )
+        raise BadInput(f"{folder.name} is the second stage of a cascade and needs masks of the first; use the first")
     predictor = predictor_class(
         tile_step_size=step_size, use_gaussian=True, use_mirroring=mirroring, perform_everything_on_device=True,
         device=torch.device(device), verbose=False, verbose_preprocessing=False, allow_tqdm=False,
@@ -338,7 +332,7 @@ def _member(
     try:
         network.load_state_dict(weights)
     except RuntimeError as error:
-        raise BadInput(f"the checkpoint does not fit the plans of {folder.name}: {in_one_line(error)}") from error
+        raise BadInput(f"the checkpoint does not match the plans of {folder.name}: {in_one_line(error)}") from error
     return network.to(torch.device(device)).eval()
 
 
@@ -361,7 +355,10 @@ def _architecture(trainer_name: str, plans: Any, configuration: Any, dataset: Ma
     wanted = inspect.signature(trainer.build_network_architecture).parameters
     unknown = [name for name, facts in wanted.items() if name not in offered and facts.default is facts.empty]
     if unknown:
-        raise BadInput(f"trainer {trainer_name} needs {', '.join(unknown)} to build its network; casewise has no value")
+        raise BadInput(
+            f"trainer {trainer_name} needs {', '.join(unknown)} to build its network, and casewise does "
+            f"not know their values"
+        )
     given = {name: offered[name]() for name in wanted if name in offered}
     built: nn.Module = trainer.build_network_architecture(**given)
     return built
@@ -434,10 +431,9 @@ def _label_names(dataset: Mapping[str, Any]) -> dict[int, str]:
 
 def _gate(paths: Sequence[Path]) -> None:
     for path in paths:
-        name = path.name.lower()
-        if name.endswith((".nii", ".nii.gz")):
+        if nifti.is_volume(path):
             nifti.check_header(path)
-        elif name.endswith(pictures.ENDINGS):
+        elif path.name.lower().endswith(pictures.ENDINGS):
             pictures.check_picture(path)
 
 

@@ -10,17 +10,14 @@ from collections.abc import Callable
 from typing import Any
 
 from casewise.adapt.objective import Objective, as_objective, required_arguments
-from casewise.adapt.objectives.bn_stats import BnStats
 from casewise.adapt.objectives.consensus_distillation import Consensus
 from casewise.adapt.objectives.cotta import Cotta
 from casewise.adapt.objectives.deyo import Deyo
-from casewise.adapt.objectives.dg_tta import DgTta
 from casewise.adapt.objectives.eata import Eata, EataFisher
 from casewise.adapt.objectives.grata import Grata
 from casewise.adapt.objectives.memo import Memo
 from casewise.adapt.objectives.sar import Sar
 from casewise.adapt.objectives.tent import Tent
-from casewise.adapt.objectives.vptta import Vptta
 from casewise.core.errors import BadInput, UnsafeInput
 from casewise.core.registry import Registry, from_address
 
@@ -35,10 +32,7 @@ OBJECTIVES: Registry[type] = Registry(
         "sar": Sar,
         "grata": Grata,
         "deyo": Deyo,
-        "bn-stats": BnStats,
         "consensus": Consensus,
-        "dg-tta": DgTta,
-        "vptta": Vptta,
     },
 )
 """One class per method. Without options, the class is the variant that the paper uses."""
@@ -52,11 +46,9 @@ FORMS: Registry[Callable[..., Objective]] = Registry(
         "deyo-published": Deyo.published,
         "grata-shared": Grata.shared,
         "grata-official": Grata.official,
-        "dg-tta-photos": DgTta.for_photos,
     },
 )
-"""Other variants of the same methods: the published code of the authors (for EATA this is the class ``eata-fisher``),
-and DG-TTA with views for photographs."""
+"""Other variants of the same methods, as in the published code of the authors; for EATA this is ``eata-fisher``."""
 
 
 def objective_of(spec: Any, **options: Any) -> Objective:
@@ -72,7 +64,7 @@ def objective_of(spec: Any, **options: Any) -> Objective:
     try:
         return as_objective(found(**options) if makes else found)
     except TypeError as error:
-        raise BadInput(f"'{spec}' cannot be built without arguments: {error}; give them defaults") from error
+        raise BadInput(f"'{spec}' cannot be built without arguments ({error}); give its arguments defaults") from error
 
 
 def check_named_in_file(name: object, *, typed: str | None, where: str) -> None:
@@ -81,9 +73,7 @@ def check_named_in_file(name: object, *, typed: str | None, where: str) -> None:
     Importing an address runs code, so a file may name registered objectives only.
     """
     if not isinstance(name, str):
-        raise BadInput(
-            f"{where}: the name of the objective must be a string, got {type(name).__name__}; record it again"
-        )
+        raise BadInput(f"{where}: the objective must be a name, got {type(name).__name__}; record it again")
     if name in OBJECTIVES or name in FORMS or (":" in name and name == typed):
         return
     kind, _, rest = name.partition(":")
@@ -95,7 +85,7 @@ def check_named_in_file(name: object, *, typed: str | None, where: str) -> None:
         return
     if ":" in name:
         raise UnsafeInput(
-            f"{where} names the objective {name[:100]!r}, which is code to import; if you trust it, "
-            f"type the same: --set objective={name[:100]}"
+            f"{where} names the objective {name[:100]!r}, which is code to import; if you trust it, add "
+            f"--set objective={name[:100]}"
         )
     objective_of(name)  # raises UnknownName with a suggestion

@@ -61,7 +61,7 @@ class Consensus:
         mean.add(plain)
         for view in self._drawn(subject):
             seen = view.apply(subject.inputs)
-            usable = bool(torch.isfinite(seen).all()) and (one_grid or not moves_voxels(view))
+            usable = bool(torch.isfinite(seen).all()) and (one_grid or not _moves_voxels(view))
             if usable:
                 mean.add(probabilities(inverted(view, subject.logits(seen)), subject.head))
         return mean.value.clone()
@@ -74,12 +74,6 @@ class Consensus:
         return found
 
 
-def parts_of(view: View) -> tuple[View, ...]:
-    """Return the views of a chain, or the view itself."""
-    parts: tuple[View, ...] = getattr(view, "views", (view,))
-    return parts
-
-
-def moves_voxels(view: View) -> bool:
+def _moves_voxels(view: View) -> bool:
     """True if a view, or a part of it, moves voxels."""
-    return any(hasattr(part, "invert") for part in parts_of(view))
+    return any(hasattr(part, "invert") for part in getattr(view, "views", (view,)))

@@ -12,7 +12,7 @@ from torch import Tensor
 from casewise.adapt.augmentations import LightView, light_view
 from casewise.adapt.logits import confidence, cross_entropy, probabilities
 from casewise.adapt.objective import Adaptable, Update
-from casewise.adapt.optimizers import check_optimizer, current, displaced, optimizer_of
+from casewise.adapt.optimizers import current, displaced, optimizer_of
 from casewise.core.errors import BadInput
 
 
@@ -49,7 +49,6 @@ class Cotta:
     learning_rate: float = 5e-4
 
     def __post_init__(self) -> None:
-        check_optimizer(self.optimizer)
         if self.deploy not in ("student", "teacher"):
             raise BadInput(f"deploy must be 'student' or 'teacher', got {self.deploy!r}")
         if self.views < 1 or not 0 <= self.teacher_decay <= 1 or not 0 <= self.restore <= 1:

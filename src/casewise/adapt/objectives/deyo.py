@@ -13,7 +13,7 @@ from torch.nn import functional
 from casewise.adapt.augmentations import block_shuffle
 from casewise.adapt.logits import entropy, largest_entropy, slice_means
 from casewise.adapt.objective import Adaptable, Update
-from casewise.adapt.optimizers import check_optimizer, optimizer_of
+from casewise.adapt.optimizers import optimizer_of
 from casewise.core.errors import BadInput
 
 
@@ -45,7 +45,6 @@ class Deyo:
     learning_rate: float = 5e-4
 
     def __post_init__(self) -> None:
-        check_optimizer(self.optimizer)
         if self.reduction not in ("foreground", "all"):
             raise BadInput(f"reduction must be 'foreground' or 'all', got {self.reduction!r}")
 

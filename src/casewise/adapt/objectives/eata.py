@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from casewise.adapt.logits import anchor, cross_entropy, entropy, largest_entropy, probabilities, slice_means
 from casewise.adapt.objective import Adaptable, Update
-from casewise.adapt.optimizers import check_optimizer, optimizer_of
+from casewise.adapt.optimizers import optimizer_of
 
 
 @dataclass(frozen=True)
@@ -77,9 +77,6 @@ class EataFisher:
     anchor_weight: float = 2000.0  # alpha
     optimizer: str = "sgd-momentum"
     learning_rate: float = 2.5e-4
-
-    def __post_init__(self) -> None:
-        check_optimizer(self.optimizer)
 
     def begin(self, subject: Adaptable) -> Update:
         optimizer = optimizer_of(subject, self.optimizer)

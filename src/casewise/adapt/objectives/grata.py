@@ -13,7 +13,7 @@ from torch.nn import functional
 from casewise.adapt.augmentations import WEAK_VIEWS, drawn_seed, gaussian_field
 from casewise.adapt.logits import cross_entropy, entropy, probabilities
 from casewise.adapt.objective import Adaptable, ChunkLoss, Update
-from casewise.adapt.optimizers import Values, check_optimizer, cosine, displaced, gradients, optimizer_of, shifted
+from casewise.adapt.optimizers import Values, cosine, displaced, gradients, optimizer_of, shifted
 
 _TINY = 1e-7
 
@@ -175,8 +175,8 @@ class Grata:
     5. an Adam step from theta along g_con with eta.
 
     ``learning_rate`` is the base rate: 1e-4 is the official rate, 5e-4 the shared rate of the paper (:meth:`shared`).
-    The paper's five deviations: (i) the softmax head is read from the network, and the mean target is not renormalized
-    (``renormalize``); (ii) several steps instead of one: ``steps=1`` is native GraTa; (iii) gamma keeps mean and
+    The paper's five deviations: (i) the softmax head is read from the network, and the mean target is not renormalized;
+    (ii) several steps instead of one: ``steps=1`` is native GraTa; (iii) gamma keeps mean and
     deviation (``gamma_retains_statistics``); (iv) blur omits the draw by channel (``blur_by_channel``); (v) the strong
     view acts on z-scored intensities instead of [0, 1] (``unit_range``). :meth:`official` undoes (iii) to (v) and draws
     the stronger view of the release (``official_view``).
@@ -187,7 +187,6 @@ class Grata:
     both orientations.
     """
 
-    renormalize: bool = False
     gamma_retains_statistics: bool = True
     blur_by_channel: bool = False
     unit_range: bool = False
@@ -197,9 +196,6 @@ class Grata:
 
     optimizer: str = "adam"
     learning_rate: float = 1e-4
-
-    def __post_init__(self) -> None:
-        check_optimizer(self.optimizer)
 
     @classmethod
     def shared(cls, **options: Any) -> Grata:
@@ -260,8 +256,6 @@ class Grata:
     def _target(self, subject: Adaptable, inputs: Tensor) -> Tensor:
         seen = [view.invert(probabilities(subject.logits(view.apply(inputs)), subject.head)) for view in WEAK_VIEWS]
         target = torch.stack(seen).mean(0)
-        if self.renormalize and subject.head == "softmax":
-            target = target / target.sum(1, keepdim=True)
         return _hardened(target, subject.head) if self.hard_target else target
 
 

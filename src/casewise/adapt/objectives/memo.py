@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from casewise.adapt.augmentations import light_view
 from casewise.adapt.objective import Adaptable, Update
-from casewise.adapt.optimizers import check_optimizer, optimizer_of
+from casewise.adapt.optimizers import optimizer_of
 from casewise.core.errors import BadInput
 
 
@@ -34,7 +34,6 @@ class Memo:
     learning_rate: float = 5e-4
 
     def __post_init__(self) -> None:
-        check_optimizer(self.optimizer)
         if self.views < 1:
             raise BadInput(f"views must be at least 1, got {self.views}")
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from casewise.adapt.logits import entropy, largest_entropy, slice_means
 from casewise.adapt.objective import Adaptable, Update
-from casewise.adapt.optimizers import check_optimizer, displaced, gradients, norm, optimizer_of, shifted
+from casewise.adapt.optimizers import displaced, gradients, norm, optimizer_of, shifted
 from casewise.core.errors import BadInput
 
 PUBLISHED_RECOVERY = 0.2  # nats, hard-coded in the official code, for 1000 classes
@@ -48,7 +48,6 @@ class Sar:
     learning_rate: float = 5e-4
 
     def __post_init__(self) -> None:
-        check_optimizer(self.optimizer)
         if self.recovery not in RECOVERIES:
             raise BadInput(f"recovery must be one of {', '.join(RECOVERIES)}, got {self.recovery!r}")
         if self.recovery == "relative" and self.reference_entropy is None:

@@ -119,6 +119,6 @@ def _check_identity(again: NDArray[Any], plain: NDArray[Any]) -> None:
     share = _share_equal(again, plain)
     if share != 1.0:
         raise BadInput(
-            f"the same input must give the same labels, but only {share:.6f} of voxels agree; the network is random in "
-            "eval mode: make it deterministic"
+            f"two predictions of one input must be equal, but only {share:.6f} of voxels agree; the network is random "
+            "in eval mode: make it deterministic"
         )

@@ -13,22 +13,24 @@ interface, :class:`Proposer`:
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from casewise.archive.layout import measure_words
 from casewise.core.errors import BadInput
-from casewise.core.records import Binding, Case, Mask, Signals, Trajectory, check_ladder
+from casewise.core.records import Binding, Case, check_ladder
+from casewise.core.registry import from_address
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
     from casewise.adapt.adaptation import Adaptation
     from casewise.adapt.backbones import Backbone, Prepared
-    from casewise.adapt.forward_episode import SharedSource
-    from casewise.adapt.recording import Recording
+    from casewise.adapt.episode import Episode
+    from casewise.adapt.forward_episode import ForwardEpisode, SharedSource
 
 ARRAYS = "array"  # loader of a bare network: its caller makes the arrays
 
@@ -39,7 +41,7 @@ class PreparedCase:
 
     Args:
         case: The case.
-        prepared: The case as the model wants it.
+        prepared: The case after the preprocessing of the model.
         source: M0, where it is shared with other proposers.
         before_forward: Called before every forward pass; may raise to stop the case.
     """
@@ -50,46 +52,11 @@ class PreparedCase:
     before_forward: Callable[[], None] | None = None
 
 
-class States(Protocol):
-    """The states of one case while the network is on loan; a context manager that gives the network back."""
+States: TypeAlias = "Episode | ForwardEpisode"
+"""The states of one case while the network is on loan; a context manager that gives the network back."""
 
-    @property
-    def how(self) -> Adaptation:
-        """Options of the proposer; ``how.steps`` states will be made."""
-
-    @property
-    def record(self) -> Recording:
-        """Masks and signals of the states so far, M0 first."""
-
-    @property
-    def step(self) -> int:
-        """Number of states made so far, M0 excluded."""
-
-    @property
-    def updates(self) -> int:
-        """Number of states that were completed."""
-
-    @property
-    def shrinks(self) -> bool:
-        """True if a state can be shrunk toward M0, because weights lie between them."""
-
-    @property
-    def rungs(self) -> Sequence[str]:
-        """Names of the states after M0; empty where they only have numbers."""
-
-    @property
-    def trajectory(self) -> Trajectory:
-        """Everything so far."""
-
-    def advance(self, *, last: bool = False) -> Signals:
-        """Make the next state."""
-
-    def shrink(self, step: int, alpha: float) -> Mask:
-        """Predict the mask of a state part of the way back to M0."""
-
-    def __enter__(self) -> States: ...
-
-    def __exit__(self, *error: Any) -> None: ...
+AnyMethod = Callable[["nn.Module", "Tensor"], Sequence[Any]]
+"""A function of the user's own: (network, image) -> list of masks."""
 
 
 class Proposer(Protocol):
@@ -103,7 +70,7 @@ class Proposer(Protocol):
         """Return the number of states after M0."""
 
     def binding(self, network: Backbone | nn.Module) -> Binding:
-        """Return what a policy that was fitted on these candidates is bound to."""
+        """Return the binding of a policy that was fitted on these candidates."""
 
     def propose(self, case: PreparedCase, network: Backbone | nn.Module) -> States:
         """Lend the frozen model to one case."""
@@ -129,7 +96,7 @@ FORWARD_ONLY = ("views", "running", "members", "tuned", "tuned+views", "imported
 def proposer_of(how: Adaptation) -> Proposer:
     """Return the proposer that the objective of an adaptation names."""
     from casewise.adapt.proposers.gradient import Gradient
-    from casewise.adapt.proposers.imported import Imported, MethodMasks, method_of
+    from casewise.adapt.proposers.imported import Imported, MethodMasks
     from casewise.adapt.proposers.members import Members
     from casewise.adapt.proposers.tuned import Tuned, TunedViews
     from casewise.adapt.proposers.views import Views
@@ -147,11 +114,26 @@ def proposer_of(how: Adaptation) -> Proposer:
 
 def is_gradient(objective: Any) -> bool:
     """True if an objective makes gradient updates; False for forward passes and for functions that return masks."""
-    from casewise.adapt.proposers.imported import method_of
-
     if isinstance(objective, str) and objective.partition(":")[0] in FORWARD_ONLY:
         return False
     return method_of(objective) is None
+
+
+def method_of(objective: Any) -> AnyMethod | None:
+    """Return the objective if it is a function (network, image); None for every other objective."""
+    found = objective
+    if isinstance(objective, str):
+        if ":" not in objective or objective.partition(":")[0] in FORWARD_ONLY:
+            return None
+        found = from_address(objective, "objective")
+    from casewise.adapt.objective import Objective, required_arguments
+
+    if inspect.isclass(found) or not callable(found) or isinstance(found, Objective):
+        return None
+    try:
+        return found if len(required_arguments(found)) == 2 else None
+    except (TypeError, ValueError):  # callables without a signature
+        return None
 
 
 def named_proposal(text: str) -> tuple[str, str]:
@@ -165,5 +147,5 @@ def named_proposal(text: str) -> tuple[str, str]:
         return check_ladder(name), proposal
     made = re.sub(r"[^a-z0-9_+.-]+", "-", text.lower()).strip("-.+_")[:64]
     if not made:
-        raise BadInput(f"{text!r} names no proposer; write tent, views:mri, members:FOLDER or NAME=PROPOSER")
+        raise BadInput(f"{text!r} is no proposer; write tent, views:mri, members:FOLDER or NAME=PROPOSER")
     return check_ladder(made), text

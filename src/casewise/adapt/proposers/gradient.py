@@ -44,7 +44,6 @@ class Gradient:
             "modulation": how.modulation,
             "risk": None if how.modulation is None or how.statistics is None else asdict(how.statistics),
             "batch_statistics": "" if how.batch_statistics == "source" else how.batch_statistics,
-            "blend_prior": how.blend_prior if how.batch_statistics == "blend" else None,
             "reset": "" if how.reset == "case" else how.reset,
         }
         return bind(self, how, network, options)
@@ -53,8 +52,8 @@ class Gradient:
         """Lend the network to one case."""
         if self.how.reset == "stream":
             raise BadInput(
-                "candidates of a stream depend on the cases before them, so they can be recorded and studied, and not "
-                "be made for one case; use reset='case'"
+                "candidates of a stream depend on earlier cases, so they cannot be made for a single case; use "
+                "reset='case'"
             )
         return episode_of(case, network, self.how)
 

@@ -2,12 +2,11 @@
 
 ``imported:FOLDER`` takes FOLDER/CASE.* as the one candidate of a case, or FOLDER/CASE/step_1.* to step_K.*, on the grid
 of the model's masks. A function ``(network, image) -> list of masks`` is called with the network (which it may change;
-it is given back as it was) and the prepared image, a tensor of shape (n, channel, *space).
+it is restored) and the prepared image, a tensor of shape (n, channel, *space).
 """
 
 from __future__ import annotations
 
-import inspect
 import re
 import time
 from collections.abc import Callable, Sequence
@@ -23,16 +22,11 @@ from casewise.adapt.adaptation import Adaptation, address_of
 from casewise.adapt.backbones import Backbone, pipeline_of
 from casewise.adapt.backbones.module import as_backbone
 from casewise.adapt.forward_episode import ForwardEpisode
-from casewise.adapt.objective import Objective, required_arguments
-from casewise.adapt.proposers import FORWARD_ONLY, PreparedCase, bind
+from casewise.adapt.proposers import AnyMethod, PreparedCase, bind
 from casewise.adapt.snapshot import seed_generators
 from casewise.core.errors import BadInput
 from casewise.core.records import Binding, Mask, Signals
-from casewise.core.registry import from_address
 from casewise.core.seeds import seed_of
-
-AnyMethod = Callable[[nn.Module, Tensor], Sequence[Any]]
-"""A function of the user's own: (network, image) -> list of masks."""
 
 _STEP = re.compile(r"step_([1-9]\d*)\..+")
 
@@ -167,18 +161,3 @@ def _mask_episode(
     episode = MaskEpisode(case, backbone, pipeline_of(case.prepared, backbone), (), how, **more)
     episode.masks = masks
     return episode
-
-
-def method_of(objective: Any) -> AnyMethod | None:
-    """Return the objective if it is a function (network, image); None for every other objective."""
-    found = objective
-    if isinstance(objective, str):
-        if ":" not in objective or objective.partition(":")[0] in FORWARD_ONLY:
-            return None
-        found = from_address(objective, "objective")
-    if inspect.isclass(found) or not callable(found) or isinstance(found, Objective):
-        return None
-    try:
-        return found if len(required_arguments(found)) == 2 else None
-    except (TypeError, ValueError):  # callables without a signature
-        return None

@@ -59,9 +59,9 @@ def record_case(
 
     Args:
         case: The case.
-        network: The frozen model; it is given back bit-identical.
+        network: The frozen model; it is restored bit by bit.
         hows: Proposers by the names of their ladders.
-        prepared: The case as the model wants it, where it was prepared already.
+        prepared: The case after the preprocessing of the model, if it was prepared before.
         streams: By ladder, for proposers that carry their weights from case to case.
 
     Returns:
@@ -136,9 +136,7 @@ def run_episode(
         ('mirror(x)', 'gamma(0.8,range)')
     """
     if not isinstance(network, nn.Module):
-        raise BadInput(
-            f"run_episode takes a torch.nn.Module, got a {type(network).__name__}; casewise.guard takes both"
-        )
+        raise BadInput(f"run_episode takes a torch.nn.Module, got {type(network).__name__}; casewise.guard takes both")
     how = Adaptation.of(objective, **options)
     if how.is_gradient:
         with Episode(network, image, how, case_id=case_id, forward=forward, predict=predict, head=head) as episode:
@@ -158,7 +156,7 @@ def unread_notes(made: Iterable[Trajectory]) -> tuple[str, ...]:
 
 
 class LiveLadder:
-    """Candidates of one case, made when a controller asks for them; a context manager that lends the network.
+    """Candidates of one case, made when a controller needs them; a context manager that lends the network.
 
     With one proposer the states are made one by one. With several named ones all states are made on entry, because the
     controllers that read several ladders decide once.
@@ -166,7 +164,7 @@ class LiveLadder:
     Args:
         case: The case.
         network: The frozen model.
-        prepared: The case as the model wants it.
+        prepared: The case after the preprocessing of the model.
         hows: Proposers by the names of their ladders.
         together: True if a controller reads several ladders at once.
         deadline: Time of ``time.monotonic()`` after which no forward pass starts; M0 is always predicted.
@@ -194,7 +192,8 @@ class LiveLadder:
         source = shared_source(self._prepared, self.hows)
         if not self.together:
             ((_, how),) = self.hows.items()
-            self._states = self._now = self._stack.enter_context(self._lend(how, source))
+            self._states = self._now = self._lend(how, source)
+            self._stack.enter_context(self._states)
             return self
         for name, how in self.hows.items():
             with self._lend(how, source) as states:
@@ -212,7 +211,7 @@ class LiveLadder:
 
     def _before(self) -> None:
         if self._deadline is not None and self.source_mask is not None and time.monotonic() > self._deadline:
-            raise OutOfTime("the time limit of the case is over")
+            raise OutOfTime("the time limit of the case was reached")
 
     def __exit__(self, *error: Any) -> None:
         if self._states is not None:
@@ -253,7 +252,7 @@ class LiveLadder:
     def advance(self) -> None:
         """Make the next state."""
         if self._states is None:
-            raise BadInput(f"every candidate of case {self.case.id} was made, one more was asked for")
+            raise BadInput(f"every candidate of case {self.case.id} was made, and the controller asked for one more")
         self._states.advance(last=self._states.step + 1 == self._states.how.steps)
 
     def observation(self) -> Observation:

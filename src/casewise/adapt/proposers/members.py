@@ -22,7 +22,6 @@ from casewise.adapt.adaptation import Adaptation
 from casewise.adapt.backbones import Backbone, load_backbone, pipeline_of
 from casewise.adapt.backbones.merged import unmerged
 from casewise.adapt.backbones.module import as_backbone
-from casewise.adapt.consensus import checked_weights
 from casewise.adapt.contract import unlike_spacings
 from casewise.adapt.forward_episode import ForwardEpisode, ForwardPass
 from casewise.adapt.proposers import PreparedCase, bind
@@ -65,17 +64,13 @@ class Members:
     def binding(self, network: Backbone | nn.Module) -> Binding:
         """Bind a policy to the weights of every member."""
         members = {name: member.fingerprint[:16] for name, member in self.on(as_backbone(network)).items()}
-        options = {"members": members, "consensus": self.how.consensus, "weights": dict(sorted(self.how.weights))}
-        return bind(self, self.how, network, options)
+        return bind(self, self.how, network, {"members": members, "consensus": self.how.consensus})
 
     def propose(self, case: PreparedCase, network: Backbone | nn.Module) -> ForwardEpisode:
         """Lend the network to one case; a member prepares the case when its turn comes."""
         backbone, how = as_backbone(network), self.how
         members = self.on(backbone)
-        weights = checked_weights(how.consensus, dict(how.weights), list(members))
-        passes = [
-            ForwardPass(name, _reader(name, member, case.case), weights[name]) for name, member in members.items()
-        ]
+        passes = [ForwardPass(name, _reader(name, member, case.case)) for name, member in members.items()]
         pipeline = pipeline_of(case.prepared, backbone)
         return ForwardEpisode(case, backbone, pipeline, passes, replace(how, steps=len(passes) + 1))
 
@@ -90,8 +85,8 @@ def _reader(name: str, member: Backbone, case: Case) -> Callable[[], Tensor]:
             raise
         except Exception as error:  # any error of the member must name the member
             raise Refused(
-                f"member {name} failed on case {case.id}: {type(error).__name__}: {in_one_line(error)}; repair it, or "
-                "record and calibrate without it"
+                f"member {name} failed on case {case.id}: {type(error).__name__}: {in_one_line(error)}; repair "
+                f"it, or record and calibrate without this member"
             ) from error
 
     return read
@@ -100,9 +95,7 @@ def _reader(name: str, member: Backbone, case: Case) -> Callable[[], Tensor]:
 def _folds(backbone: Backbone) -> dict[str, Backbone]:
     networks = getattr(backbone.network, "members", None)
     if networks is None or len(networks) < 2:
-        raise BadInput(
-            f"members:folds needs an nnU-Net of several folds, {backbone.name} is one network; load more with -f 0,1,2"
-        )
+        raise BadInput(f"members:folds needs several folds, {backbone.name} is one network; load more with -f 0,1,2")
     return {f"fold-{place}": replace(backbone, network=one) for place, one in enumerate(networks)}  # type: ignore[type-var]
 
 

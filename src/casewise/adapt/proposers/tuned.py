@@ -24,7 +24,7 @@ from casewise.adapt.backbones.module import as_backbone
 from casewise.adapt.consensus import Mean
 from casewise.adapt.forward_episode import ForwardEpisode, ForwardPass
 from casewise.adapt.proposers import PreparedCase, bind
-from casewise.adapt.proposers.views import ViewReader, Views
+from casewise.adapt.proposers.views import Views, read_view
 from casewise.adapt.tuned_weights import TunedFolder, TunedWeights, lent_weights, read_tuned_folder
 from casewise.adapt.views import Identity
 from casewise.core.errors import BadInput, NotFinite
@@ -51,13 +51,9 @@ class Tuned:
         _check_named(self.how)
         last = self.names[-1] if self.names else ""
         if not self.shares or any(not 0 < a <= 1 for a in self.shares) or list(self.shares) != sorted(set(self.shares)):
-            raise BadInput(
-                f"states of tuned weights are rising shares up to 1, such as tuned:1/2,1, got {self.asked!r}"
-            )
+            raise BadInput(f"tuned weights need rising shares up to 1, such as tuned:1/2,1, got {self.asked!r}")
         if last == AVERAGE and self.shares[-1] != 1:
-            raise BadInput(
-                f"the average needs the tuned weights themselves before it: tuned:1,average, got {self.asked!r}"
-            )
+            raise BadInput(f"average needs the state 1 before it, as in tuned:1,average, got {self.asked!r}")
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -70,7 +66,9 @@ class Tuned:
         try:
             return tuple(float(Fraction(name)) for name in self._plain)
         except (ValueError, ZeroDivisionError) as error:
-            raise BadInput(f"a state of tuned weights is a share such as 1/2, or average last, got {error}") from error
+            raise BadInput(
+                f"a state of tuned weights must be a share such as 1/2, or average as the last one, got {error}"
+            ) from error
 
     @property
     def _plain(self) -> tuple[str, ...]:
@@ -87,7 +85,7 @@ class Tuned:
     def propose(self, case: PreparedCase, network: Backbone | nn.Module) -> TunedEpisode:
         """Lend the network to one case; it has other weights during a forward pass only."""
         backbone = as_backbone(network)
-        how = replace(self.how, consensus="mean", weights=(), steps=len(self.names))
+        how = replace(self.how, consensus="mean", steps=len(self.names))
         read = _Reader(backbone, pipeline_of(case.prepared, backbone), case.case, how)
         passes = [
             ForwardPass(name, partial(read, share), float(share == 1))  # the average is that of M0 and share 1 alone
@@ -135,12 +133,13 @@ class TunedViews:
         backbone, plain = as_backbone(network), self._plain
         read = _Reader(backbone, pipeline_of(case.prepared, backbone), case.case, self.how)
         views, pipeline = plain.drawn(backbone, case.case), plain.pipeline(case.prepared, backbone)
-        each = ViewReader(pipeline, views, self.how.max_slices, batched=True)
         passes = [ForwardPass("tuned", partial(read, 1.0), float(plain.source_weight(backbone)))]
-        passes += [ForwardPass(str(view), partial(read.through, partial(each, k))) for k, view in enumerate(views)]
-        return TunedEpisode(
-            backbone, passes, replace(self.how, steps=len(passes) + 1), case, read, (), source_weight=0.0
-        )
+        passes += [
+            ForwardPass(str(view), partial(read.through, partial(read_view, pipeline, view, self.how.max_slices)))
+            for view in views
+        ]
+        how = replace(self.how, steps=len(passes) + 1)
+        return TunedEpisode(backbone, passes, how, case, read, (), source_weight=0.0)
 
 
 class _Reader:
@@ -153,16 +152,16 @@ class _Reader:
         self.network, self.pipeline = backbone.network, pipeline
         self.reason = folder.failed.get(patient, "") if how.crossfit else ""
         self.weights: tuple[TunedWeights, ...] = _weights(folder, patient, how)
-        self._plain = ViewReader(pipeline, (Identity(),), how.max_slices, batched=False)
+        self._plain = partial(read_view, pipeline, Identity(), how.max_slices)
 
     def __call__(self, share: float) -> Tensor:
         """Return the mean over the sets of weights of the prediction with M0 + share (tuned - M0)."""
-        return self.through(partial(self._plain, 0), share)
+        return self.through(self._plain, share)
 
     def through(self, read: Callable[[], Tensor], share: float = 1.0) -> Tensor:
         """Return the mean prediction of a forward pass with each set of tuned weights."""
         if not self.weights:
-            raise NotFinite(f"the weights that left this patient out could not be trained: {self.reason}")
+            raise NotFinite(f"the fold without this patient could not be trained: {self.reason}")
         mean = Mean()
         for one in self.weights:
             with lent_weights(self.network, one, share):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -14,7 +12,6 @@ from torch import Tensor, nn
 from casewise.adapt.adaptation import Adaptation
 from casewise.adapt.backbones import Backbone, Pipeline, Prepared, pipeline_of
 from casewise.adapt.backbones.module import as_backbone
-from casewise.adapt.consensus import checked_weights
 from casewise.adapt.forward_episode import ForwardEpisode, ForwardPass
 from casewise.adapt.parameters import fast_norms
 from casewise.adapt.proposers import PreparedCase, bind
@@ -39,10 +36,9 @@ class Views:
     running: bool = False
 
     def __post_init__(self) -> None:
-        if self.running and self.how.consensus not in ("mean", "weighted"):
+        if self.running and self.how.consensus != "mean":
             raise BadInput(f"a running consensus is a mean, got {self.how.consensus!r}")
-        made = views_of(self.views, statistics=self._statistics)
-        checked_weights(self.how.consensus, dict(self.how.weights), [str(view) for view in made])
+        views_of(self.views, statistics=self._statistics)  # refuses views that do not exist
 
     @property
     def _statistics(self) -> SourceStatistics | None:
@@ -88,13 +84,12 @@ class Views:
         return bind(self, self.how, network, self.options(network))
 
     def options(self, network: Backbone | nn.Module) -> dict[str, Any]:
-        """Return what the candidates depend on beside the model, by name."""
+        """Return the options on which the candidates depend, by name."""
         backbone, how = as_backbone(network), self.how
         views = self.on(backbone)
         return {
             "views": [str(view) for view in views],
             "consensus": how.consensus,
-            "weights": dict(sorted(how.weights)),
             "seed": how.seed if any(isinstance(view, Drawn) for view in views) else None,
             "mirrored_views": how.mirrored_views and bool(_mirrored(backbone)),
             "source_weight": self.source_weight(backbone),
@@ -121,83 +116,30 @@ class Views:
         """Lend the network to one case."""
         backbone, how = as_backbone(network), self.how
         pipeline, views = self.pipeline(case.prepared, backbone), self.drawn(backbone, case.case)
-        weights = checked_weights(how.consensus, dict(how.weights), list(dict.fromkeys(map(str, views))))
-        read = ViewReader(pipeline, views, how.max_slices, batched=not self.running)  # running: may stop at any view
-        passes = [ForwardPass(str(view), partial(read, place), weights[str(view)]) for place, view in enumerate(views)]
+        passes = [ForwardPass(str(view), partial(read_view, pipeline, view, how.max_slices)) for view in views]
         how, weight = replace(how, steps=len(passes) + (not self.running)), self.source_weight(backbone)
         return ForwardEpisode(case, backbone, pipeline, passes, how, running=self.running, source_weight=weight)
 
 
-BATCHED = 1 << 17
-"""Largest number of voxels of several views in one batch; it saves time for small pictures only."""
+def read_view(pipeline: Pipeline, view: View, max_slices: int | None) -> Tensor:
+    """Return the probabilities under one view: transform, whole pipeline, inverse transform."""
+    seen = _transformed(view, pipeline.whole)
+    size = max_slices if pipeline.rows_alone and max_slices else len(seen)
+    with lent(view, pipeline.network), fast_norms(pipeline.network):
+        parts = [
+            pipeline.read(seen[first : first + size], lambda maps: inverted(view, maps))
+            for first in range(0, len(seen), size)
+        ]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-class ViewReader:
-    """Predicts the views of one case: transform, whole pipeline, inverse transform.
-
-    Several views of a small case share one batch. Which views share a batch depends on the case and the list of views
-    alone, so that the numbers do not depend on how many views are asked for.
-    """
-
-    def __init__(self, pipeline: Pipeline, views: Sequence[View], max_slices: int | None, *, batched: bool) -> None:
-        self.pipeline, self.views, self.max_slices = pipeline, tuple(views), max_slices
-        rows, most = len(pipeline.whole), BATCHED // max(pipeline.whole[:, 0].numel(), 1)
-        most = min(most, max_slices // rows) if max_slices else most
-        self.together = most if batched and pipeline.rows_alone else 1
-        self._ahead: dict[int, Tensor] = {}
-
-    def __call__(self, place: int) -> Tensor:
-        """Return the probabilities under one of the views."""
-        if place in self._ahead:
-            return self._ahead.pop(place)
-        view = self.views[place]
-        seen = self._seen(view)
-        batch = {place: seen} if self.together > 1 and self._alike(view, seen) else {}
-        for other in range(place + 1, min(place + self.together, len(self.views))) if batch else ():
-            with suppress(BadInput, NotFinite):  # reported when its turn comes
-                transformed = self._seen(self.views[other])
-                if self._alike(self.views[other], transformed):
-                    batch[other] = transformed
-        if len(batch) > 1:
-            with suppress(BadInput, NotFinite):  # whichever it was, it is found when each is read alone
-                self._ahead |= self._read_batch(batch)
-                return self._ahead.pop(place)
-        return self._read(view, seen)
-
-    def _seen(self, view: View) -> Tensor:
-        whole = self.pipeline.whole
-        seen = view.apply(whole)
-        if not torch.isfinite(seen.sum()):
-            raise NotFinite(f"view {view} gave NaN or infinite values")
-        if seen is not whole and seen.min() == seen.max() and whole.min() < whole.max():
-            raise BadInput(f"view {view} gave a constant image")
-        return seen
-
-    def _alike(self, view: View, seen: Tensor) -> bool:
-        """True if a view can share a batch: it keeps the grid of the case and does not change the network."""
-        parts: tuple[View, ...] = getattr(view, "views", (view,))
-        return seen.shape == self.pipeline.whole.shape and not any(hasattr(part, "lent") for part in parts)
-
-    def _read_batch(self, batch: Mapping[int, Tensor]) -> dict[int, Tensor]:
-        def invert(maps: Tensor) -> Tensor:
-            each = zip(batch, maps.chunk(len(batch)), strict=True)
-            parts = [inverted(self.views[place], part) for place, part in each]
-            if len({part.shape for part in parts}) > 1:
-                raise BadInput("the inverses of these views have different shapes")
-            return torch.cat(parts)
-
-        with fast_norms(self.pipeline.network):
-            shares = self.pipeline.read(torch.cat(list(batch.values())), invert)
-        return dict(zip(batch, shares.chunk(len(batch)), strict=True))
-
-    def _read(self, view: View, seen: Tensor) -> Tensor:
-        size = self.max_slices if self.pipeline.rows_alone and self.max_slices else len(seen)
-        with lent(view, self.pipeline.network), fast_norms(self.pipeline.network):
-            parts = [
-                self.pipeline.read(seen[first : first + size], lambda maps: inverted(view, maps))
-                for first in range(0, len(seen), size)
-            ]
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+def _transformed(view: View, whole: Tensor) -> Tensor:
+    seen = view.apply(whole)
+    if not torch.isfinite(seen.sum()):
+        raise NotFinite(f"view {view} gave NaN or infinite values")
+    if seen is not whole and seen.min() == seen.max() and whole.min() < whole.max():
+        raise BadInput(f"view {view} gave a constant image")
+    return seen
 
 
 def _mirrored(backbone: Backbone) -> tuple[int, ...]:

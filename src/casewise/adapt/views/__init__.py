@@ -284,7 +284,7 @@ def _single(word: str, statistics: SourceStatistics | None) -> View | Drawn:
     name, given = found[1], [text.strip() for text in (found[2] or "").split(",") if text.strip()]
     Registry("view or set of views", {**SETS, **VIEWS})[name]  # raises UnknownName with a suggestion
     if name in SETS:
-        raise BadInput(f"{name!r} is a set of views and cannot be chained or given arguments; list it by itself")
+        raise BadInput(f"{name!r} is a set of views and cannot be chained or have arguments; name it alone")
     arguments: list[Any] = [_argument(name, text) for text in given]
     if name in _FROM_SOURCE:
         if statistics is None:

@@ -78,9 +78,7 @@ def read_source_statistics(path: str | Path) -> SourceStatistics:
     except FileNotFoundError:
         raise BadInput(f"there is no file {path}; make it with casewise record --measure-source") from None
     except (KeyError, TypeError, ValueError) as error:
-        raise BadInput(
-            f"{path} holds no source statistics ({error}); run casewise record --measure-source again"
-        ) from error
+        raise BadInput(f"{path} holds no source statistics ({error}); record --measure-source again") from error
     shapes = (made.quantiles.shape[1:], made.amplitudes.shape[1:])
     if shapes != ((LEVELS,), (2 * REACH + 1, REACH + 1)) or not all(np.isfinite(a).all() for a in arrays.values()):
         raise BadInput(f"{path} holds no source statistics of this version; run casewise record --measure-source again")

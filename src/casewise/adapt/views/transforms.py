@@ -1,4 +1,4 @@
-"""Views of one file: what changes intensities of (n, channel, *space), and what moves voxels.
+"""Views of one file: transforms of the intensities of (n, channel, *space), and transforms that move voxels.
 
 Intensities: each channel is changed separately. If each image is z-scored (MRI), a view keeps the mean and the standard
 deviation of every channel (``keep="moments"``), so only the shape of the histogram changes. If intensities have a fixed
@@ -171,9 +171,7 @@ class Clip(ChannelView):
     def __post_init__(self) -> None:
         _check_keep(self.keep)
         if not 0 <= self.low < self.high <= 100:
-            raise BadInput(
-                f"the percentiles of clip must be 0 <= low < high <= 100, got {self.low:g} and {self.high:g}"
-            )
+            raise BadInput(f"percentiles of clip must be 0 <= low < high <= 100, got {self.low:g} and {self.high:g}")
 
     def changed(self, channel: Tensor) -> Tensor:
         low, high = quantiles(channel, (self.low / 100, self.high / 100))
@@ -324,9 +322,7 @@ class Turn(WrittenView):
 
     def __post_init__(self) -> None:
         if not abs(self.degrees) <= 45 or not 0.5 <= self.zoom <= 2:
-            raise BadInput(
-                f"turn takes at most 45 degrees and a zoom from 0.5 to 2, got {self.degrees:g}, {self.zoom:g}"
-            )
+            raise BadInput(f"turn takes up to 45 degrees and a zoom from 0.5 to 2, got {self.degrees:g}, {self.zoom:g}")
 
     def apply(self, inputs: Tensor) -> Tensor:
         """Rotate and zoom, on the same grid."""

@@ -44,7 +44,7 @@ def load_dataset(path: Path, name: str | None = None, **options: Any) -> Cohort:
         raise BadInput(f"{path} is not a folder")
     name = name or recognize(path)
     if name is None:
-        raise BadInput(f"{path} is laid out like none of {', '.join(DATASETS)}; see docs/how-to/datasets.md")
+        raise BadInput(f"{path} has the layout of none of {', '.join(DATASETS)}; see docs/how-to/datasets.md")
     loader = DATASETS[name]
     known = list(signature(loader).parameters)[1:]
     if unknown := sorted(set(options) - set(known)):

@@ -98,10 +98,10 @@ def acdc_driving(root: Path, *, ambiguous: str = "ignore") -> Cohort:
     images = _images(root)
     if images is None:
         raise BadInput(
-            f"{root} is not ACDC driving: expected [rgb_anon_trainvaltest/]rgb_anon/{{{','.join(CONDITIONS)}}}"
+            f"{root} is not ACDC driving: it needs [rgb_anon_trainvaltest/]rgb_anon/{{{','.join(CONDITIONS)}}}"
         )
     if ambiguous not in ("ignore", "keep"):
-        raise BadInput(f"ambiguous is ignore or keep, got {ambiguous!r}")
+        raise BadInput(f"ambiguous must be ignore or keep, got {ambiguous!r}")
     truths = next((path for path in (root / "gt_trainval" / "gt", root / "gt") if path.is_dir()), root / "gt")
     found = [case for condition in CONDITIONS for split in SPLITS for case in _frames(images, truths, condition, split)]
     label = _valid_label if ambiguous == "ignore" else _label

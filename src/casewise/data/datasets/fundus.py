@@ -31,7 +31,7 @@ def is_rimone_dl(root: Path) -> bool:
 def rimone_dl(root: Path, *, partition: str = "by-hospital") -> Cohort:
     """Return the images of one partition as ``diagnosis_stem``; the group is the hospital, if it is stated."""
     if partition not in PARTITIONS:
-        raise BadInput(f"RIM-ONE DL is partitioned {' or '.join(PARTITIONS)}, got {partition!r}")
+        raise BadInput(f"the partition of RIM-ONE DL must be {' or '.join(PARTITIONS)}, got {partition!r}")
     folder = root / IMAGES / PARTITIONS[partition]
     if not folder.is_dir():
         raise BadInput(f"{root} is not RIM-ONE DL or lacks this partition: expected {IMAGES}/{PARTITIONS[partition]}")
@@ -52,7 +52,7 @@ def _pair(folder: Path, stem: str) -> tuple[Path, ...]:
     pair = (folder / f"{stem}-1-Disc-T.png", folder / f"{stem}-1-Cup-T.png")
     there = tuple(path for path in pair if path.is_file())
     if len(there) == 1:
-        raise BadInput(f"{there[0].name} has no partner; RIM-ONE DL has a disc and a cup for every image")
+        raise BadInput(f"{there[0].name} lacks its disc or cup; RIM-ONE DL has a disc and a cup for every image")
     return there
 
 

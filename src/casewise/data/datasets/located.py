@@ -15,17 +15,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from casewise.core.errors import BadInput, UnsafeInput
+from casewise.core.formats import read_csv
 from casewise.core.records import Case, Mask
-from casewise.data.nifti import Volume, check_header, read_volume, whole_numbers
+from casewise.data.nifti import Volume, check_header, is_volume, read_volume, whole_numbers
 from casewise.data.pictures import check_picture, read_label_picture, read_picture
 from casewise.data.splits import Cohort, Member
-
-VOLUMES = (".nii.gz", ".nii")
 
 
 @dataclass(frozen=True)
 class LocatedCase:
-    """A case that lies in files and has not been opened."""
+    """A case in files that has not been opened."""
 
     id: str
     images: tuple[Path, ...]  # one file per channel, or one color picture
@@ -63,9 +62,9 @@ class Files:
 
 
 def files_of(cohort: Cohort) -> Mapping[str, LocatedCase]:
-    """The files of each member, for cohorts that lie in files."""
+    """The files of each member, for cohorts in files."""
     if not isinstance(cohort.read_case, Files):
-        raise BadInput(f"{cohort.name} does not lie in files; only datasets that were read from a folder do")
+        raise BadInput(f"{cohort.name} was not read from a folder, so it has no files")
     return {case_id: cohort.read_case.found[case_id] for case_id in cohort.members}
 
 
@@ -88,7 +87,7 @@ def cohort_of(
             raise BadInput(f"{name}: {one.images[0]} and {by_id[one.id].images[0]} would both be case {one.id}")
         by_id[one.id] = one
     if not by_id:
-        raise BadInput(f"{root} is laid out like {name} but holds no image of it; is the download complete?")
+        raise BadInput(f"{root} has the layout of {name} but none of its images; the download may be incomplete")
     _check_inside(by_id.values(), root)
 
     def read_label(member: Member) -> Mask:
@@ -108,15 +107,8 @@ def _check_inside(found: Iterable[LocatedCase], root: Path) -> None:
 def _of_the_image(found: LocatedCase, label: Mask) -> Mask:
     shape = shape_of(found)
     if label.shape != shape:
-        raise BadInput(
-            f"case {found.id}: the label has shape {label.shape}, the image {shape}; they must share one grid"
-        )
+        raise BadInput(f"case {found.id}: the label has shape {label.shape}, the image {shape}; both need one grid")
     return label
-
-
-def is_volume(path: Path) -> bool:
-    """Return True if a file is named like a NIfTI file."""
-    return path.name.lower().endswith(VOLUMES)
 
 
 def shape_of(found: LocatedCase) -> tuple[int, ...]:
@@ -130,7 +122,7 @@ def volume_of(path: Path, frame: int | None) -> Volume:
     """A volume; of a 4-D file only the frame, refused when the file ends before it."""
     shape = check_header(path).shape
     if frame is not None and len(shape) > 3 and not 0 <= frame < shape[3]:
-        raise BadInput(f"{path.name} has frames 0 to {shape[3] - 1}, frame {frame} was asked for; check the table")
+        raise BadInput(f"{path.name} has frames 0 to {shape[3] - 1}, got frame {frame}; check the table")
     return read_volume(path, frame=frame)
 
 
@@ -147,7 +139,7 @@ def _stacked(found: LocatedCase, channels: list[NDArray[Any]]) -> NDArray[Any]:
 
 
 def safe_id(*parts: str) -> str:
-    """Parts of a name joined to a case id; what an id must not hold becomes an underscore.
+    """Parts of a name joined to a case id; characters that an id must not have become underscores.
 
     >>> safe_id("BMC", "Case 05(1)")
     'BMC_Case_05_1'
@@ -156,8 +148,16 @@ def safe_id(*parts: str) -> str:
 
 
 def visible(paths: Iterable[Path]) -> Iterator[Path]:
-    """Paths in order without hidden files and without what macOS leaves in archives."""
+    """Paths in order, without hidden files and files that macOS adds to archives."""
     return (path for path in sorted(paths) if not path.name.startswith(".") and "__MACOSX" not in path.parts)
+
+
+def table_rows(path: Path) -> list[dict[str, str]]:
+    """Rows of a CSV with the names of its columns in lower case; none where it cannot be read."""
+    try:
+        return [{name.lower(): cell for name, cell in row.items()} for row in read_csv(path)]
+    except BadInput:
+        return []
 
 
 def stem_of(path: Path) -> str:

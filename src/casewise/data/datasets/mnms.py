@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from casewise.data.datasets.located import (
     cohort_of,
     only_folder,
     safe_id,
+    table_rows,
     visible,
     whole_label,
 )
@@ -36,7 +36,7 @@ def is_mnms(root: Path) -> bool:
 
 
 def _holds(root: Path) -> bool:
-    return _table(root) is not None and any((root / name).is_dir() for name in FOLDERS)
+    return bool(_rows(root)) and any((root / name).is_dir() for name in FOLDERS)
 
 
 def mnms(root: Path, *, group: str = "vendor") -> Cohort:
@@ -49,8 +49,10 @@ def mnms(root: Path, *, group: str = "vendor") -> Cohort:
     if home is None:
         raise BadInput(f"{root} is not M&Ms: OpenDataset holds Training/Labeled and a CSV with 'External code', ED, ES")
     if group not in GROUPS:
-        raise BadInput(f"M&Ms is grouped by {', '.join(GROUPS)}, got {group!r}")
+        raise BadInput(f"the group of M&Ms must be one of {', '.join(GROUPS)}, got {group!r}")
     rows, skipped, found = _rows(home), [], []
+    if missing := {"ed", "es", "vendor"} - set(next(iter(rows.values()))):
+        raise BadInput(f"the table of {home} lacks the columns {sorted(missing)}; take the CSV of the download")
     for name, split in FOLDERS.items():
         for folder in visible(home.glob(f"{name}/*/")):
             cases = list(_frames(folder, split, rows, GROUPS[group]))
@@ -60,27 +62,10 @@ def mnms(root: Path, *, group: str = "vendor") -> Cohort:
     return cohort_of("mnms", home, found, label=_label, classes=CLASSES, facts=facts)
 
 
-def _table(root: Path) -> Path | None:
-    tables = [path for path in visible(root.glob("*.csv")) if CODE in _columns(path)]
-    return tables[-1] if tables else None  # names begin with the date: the newest
-
-
-def _columns(path: Path) -> list[str]:
-    with path.open(newline="", encoding="utf-8-sig", errors="replace") as file:
-        return [name.strip().lower() for name in next(csv.reader(file), [])]
-
-
 def _rows(root: Path) -> dict[str, dict[str, str]]:
-    table = _table(root)
-    assert table is not None
-    with table.open(newline="", encoding="utf-8-sig", errors="replace") as file:
-        rows = [
-            {(key or "").strip().lower(): value or "" for key, value in row.items()} for row in csv.DictReader(file)
-        ]
-    missing = {"ed", "es", "vendor"} - set(rows[0] if rows else ())
-    if missing:
-        raise BadInput(f"{table.name} lacks the columns {sorted(missing)}; take the CSV of the download")
-    return {row[CODE].strip(): row for row in rows}
+    """Rows of the newest table by subject; the names of tables begin with the date. None without a table."""
+    tables = [rows for path in visible(root.glob("*.csv")) if (rows := table_rows(path)) and CODE in rows[0]]
+    return {row[CODE]: row for row in tables[-1]} if tables else {}
 
 
 def _frames(folder: Path, split: str, rows: dict[str, dict[str, str]], group: str) -> Iterator[LocatedCase]:
@@ -100,7 +85,7 @@ def _frames(folder: Path, split: str, rows: dict[str, dict[str, str]], group: st
 
 
 def _frame(text: str, code: str, phase: str) -> int | None:
-    """The 0-based frame as it stands in the table, "9" or "9.0"; None where the field is empty."""
+    """The 0-based frame in the table, "9" or "9.0"; None where the field is empty."""
     if text.strip().lower() in ("", "nan"):
         return None
     try:

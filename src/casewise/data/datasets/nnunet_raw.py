@@ -9,10 +9,11 @@ from typing import Any
 
 from casewise.core.errors import BadInput
 from casewise.core.text import pluralize
-from casewise.data.datasets.located import LocatedCase, cohort_of, is_volume
+from casewise.data.datasets.located import LocatedCase, cohort_of
 from casewise.data.datasets.plain import read_plain_label
 from casewise.data.folders import NAME as TABLE
 from casewise.data.folders import READABLE, list_cases, read_table, with_labels, with_table
+from casewise.data.nifti import is_volume
 from casewise.data.splits import Cohort
 
 SPLITS = {"Tr": "training", "Ts": "test"}
@@ -26,12 +27,10 @@ def is_nnunet_raw(root: Path) -> bool:
 def nnunet_raw(root: Path) -> Cohort:
     """Every case of imagesTr and imagesTs with all its channels; classes and ignore label from dataset.json.
 
-    An optional ``cases.csv`` beside dataset.json says group, cluster and split, which nnU-Net does not know.
+    An optional ``cases.csv`` beside dataset.json has group, cluster and split, which nnU-Net does not store.
     """
     if not is_nnunet_raw(root):
-        raise BadInput(
-            f"{root} is not an nnU-Net raw dataset: expected dataset.json with imagesTr or imagesTs beside it"
-        )
+        raise BadInput(f"{root} is no nnU-Net raw dataset: expected dataset.json with imagesTr or imagesTs beside it")
     plans = _dataset_json(root / "dataset.json")
     ending, channels = str(plans["file_ending"]), len(plans["channel_names"])
     found = [case for part in SPLITS for case in _part(root, part, ending, channels)]
@@ -79,16 +78,14 @@ def _part(root: Path, part: str, ending: str, channels: int) -> Iterator[Located
         one_color_picture = channels == 3 and len(case.images) == 1 and not is_volume(case.images[0])
         if len(case.images) != channels and not one_color_picture:
             there = ", ".join(path.name for path in case.images)
-            raise BadInput(
-                f"case {case.id}: dataset.json names {pluralize(channels, 'channel')}, images{part} has {there}"
-            )
+            raise BadInput(f"case {case.id}: dataset.json has {pluralize(channels, 'channel')}, images{part} {there}")
         yield LocatedCase(case.id, case.images, (case.label,) if case.label else (), split=SPLITS[part])
 
 
 def classes_of(plans: Mapping[str, Any]) -> tuple[str, ...]:
     """Names of the integers in the label files.
 
-    With regions, a list of labels has no integer of its own: ``regions_class_order[i]`` is the integer that the i-th
+    With regions, a list of labels has no integer: ``regions_class_order[i]`` is the integer that the i-th
     region (in the order of ``labels``, without background and ignore) is written as.
 
     >>> classes_of({"labels": {"background": 0, "tumor": [1, 2], "core": 2}, "regions_class_order": [1, 2]})

@@ -23,7 +23,6 @@ from casewise.data.datasets.located import (
     LocatedCase,
     cohort_of,
     files_of,
-    is_volume,
     safe_id,
     visible,
     volume_of,
@@ -41,7 +40,7 @@ from casewise.data.folders import (
     with_table,
     write_table,
 )
-from casewise.data.nifti import write_mask, write_volume
+from casewise.data.nifti import is_volume, write_mask, write_volume
 from casewise.data.pictures import read_label_picture, write_label_picture
 from casewise.data.splits import Cohort
 
@@ -54,7 +53,7 @@ def is_plain(root: Path) -> bool:
 def plain(root: Path, *, cluster: str | None = None, ignore: int | None = None) -> Cohort:
     """The cases of a plain folder; of several side by side, each is a group named after its folder.
 
-    Where several of them name their cases alike, an id is the name of the folder and that of the case.
+    If cases of several folders have equal names, an id is the name of the folder and that of the case.
 
     ``cases.csv`` (in the folder or one level up; columns case, group, cluster, split or their usual other names)
     describes the cases. ``cluster`` is a pattern whose first bracket is the cluster in a case id, such as
@@ -105,7 +104,7 @@ def _clustered(found: Sequence[LocatedCase], pattern: str) -> Iterator[LocatedCa
     for one in found:
         match = expression.match(one.id)
         if match is None:
-            raise BadInput(f"the pattern {pattern!r} does not fit case {one.id}; fit it to every id")
+            raise BadInput(f"the pattern {pattern!r} does not match case {one.id}; it must match every id")
         yield replace(one, cluster=match[1])
 
 
@@ -116,13 +115,13 @@ def read_plain_label(found: LocatedCase) -> Mask:
 
 
 def write_plain(cohort: Cohort, folder: Path) -> Iterator[str]:
-    """Write ``images/<case>_XXXX``, ``labels/<case>`` and ``cases.csv``; yields each id when its files are there.
+    """Write ``images/<case>_XXXX``, ``labels/<case>`` and ``cases.csv``; yields each id after its files were written.
 
     Volumes keep affine, codes, spacing and dtype; one frame of a 4-D file becomes a 3-D file. Labels are written in
     the integers of the cohort, so the mappings of the loader are done once and for all. The table comes last.
     """
     if folder.exists() and any(folder.iterdir()):
-        raise BadInput(f"{folder} is not empty; write to a new folder, so that no old case stands among the new ones")
+        raise BadInput(f"{folder} is not empty; write to a new folder, so that old and new cases do not mix")
     labelled = any(member.labelled for member in cohort.members.values())
     for name in ("images", "labels") if labelled else ("images",):
         (folder / name).mkdir(parents=True, exist_ok=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ from casewise.data.datasets.located import (
     only_folder,
     safe_id,
     stem_of,
+    table_rows,
     visible,
     whole_label,
 )
@@ -38,8 +38,8 @@ def prostate158(root: Path, *, modalities: str = "t2", target: str = "t2_anatomy
     """Every row of train.csv, valid.csv and test.csv; columns are read by name, paths are relative to their table.
 
     ``modalities`` names the channels in order, with commas, such as adc,dwi; all modalities of a case share one grid.
-    ``target`` is t2_anatomy (1 central gland, 2 peripheral zone), t2_tumor or adc_tumor. Cases that the asked reader
-    did not annotate (reader 2 is often empty) are unlabelled. Masks stored as floats are rounded and checked.
+    ``target`` is t2_anatomy (1 central gland, 2 peripheral zone), t2_tumor or adc_tumor. Cases that this reader did
+    not annotate (reader 2 is often empty) are unlabelled. Masks stored as floats are rounded and checked.
     """
     channels = tuple(modalities.split(","))
     if not set(channels) <= set(MODALITIES):
@@ -50,27 +50,24 @@ def prostate158(root: Path, *, modalities: str = "t2", target: str = "t2_anatomy
     if not tables:
         raise BadInput(f"{root} is not Prostate158: expected train.csv, valid.csv or test.csv with the column t2")
     column = f"{target}_reader{reader}"
-    found = [case for table in tables for case in _rows(table, channels, column)]
+    found = [case for table, rows in tables for case in _cases(table, rows, channels, column)]
     label, classes = (_zones, ZONES) if target == "t2_anatomy" else (_tumor, TUMOR)
     return cohort_of("prostate158", root, found, label=label, classes=classes, facts={"label": column})
 
 
-def _tables(root: Path) -> Iterator[Path]:
+def _tables(root: Path) -> Iterator[tuple[Path, list[dict[str, str]]]]:
     for name in TABLES:
         for path in visible((*root.glob(name), *root.glob(f"prostate158_*/{name}"))):
-            with path.open(newline="", encoding="utf-8-sig") as file:
-                if {"id", "t2"} <= {column.strip().lower() for column in next(csv.reader(file), [])}:
-                    yield path
+            if (rows := table_rows(path)) and {"id", "t2"} <= set(rows[0]):
+                yield path, rows
 
 
-def _rows(table: Path, modalities: tuple[str, ...], column: str) -> Iterator[LocatedCase]:
-    with table.open(newline="", encoding="utf-8-sig") as file:
-        for raw in csv.DictReader(file):
-            row = {(key or "").strip().lower(): (value or "").strip() for key, value in raw.items()}
-            images = tuple(_file(table, row.get(name, ""), row["id"], name) for name in modalities)
-            labels = (_file(table, row[column], row["id"], column),) if row.get(column) else ()
-            case_id = safe_id("P158", row["id"].split(".")[0].zfill(3))
-            yield LocatedCase(case_id, images, labels, "prostate158", case_id, TABLES[table.name])
+def _cases(table: Path, rows: list[dict[str, str]], modalities: tuple[str, ...], column: str) -> Iterator[LocatedCase]:
+    for row in rows:
+        images = tuple(_file(table, row.get(name, ""), row["id"], name) for name in modalities)
+        labels = (_file(table, row[column], row["id"], column),) if row.get(column) else ()
+        case_id = safe_id("P158", row["id"].split(".")[0].zfill(3))
+        yield LocatedCase(case_id, images, labels, "prostate158", case_id, TABLES[table.name])
 
 
 def _file(table: Path, name: str, row: str, column: str) -> Path:
@@ -94,9 +91,7 @@ SITES = ("RUNMC", "BMC", "I2CVB", "UCL", "BIDMC", "HK")
 """The benchmark's letters A to F, in order."""
 
 NAME = re.compile(r"(?P<case>case\d+)(?P<label>_segmentation)?", re.IGNORECASE)
-NOTICE = (
-    "RUNMC overlaps Task05 of the Medical Segmentation Decathlon: do not test a model there that was trained on it."
-)
+NOTICE = "RUNMC overlaps Task05 of the Medical Segmentation Decathlon: do not test a model of Task05 there."
 
 
 def is_saml_prostate(root: Path) -> bool:

@@ -1,10 +1,10 @@
-"""When a design may replace M0: tests, harm and estimates that hold with few patients.
+"""Conditions under which a design may replace M0: tests, harm and estimates that hold with few patients.
 
-A patient (or sequence) is the unit everywhere. Three questions are asked of the designs that were compared:
+A patient (or sequence) is the unit everywhere. The designs that were compared must answer three questions:
 
 * Could the gain of the best one be luck? :func:`chance_of_best` answers for all designs together.
 * How many patients are hurt, and how many may be? :func:`hurt_share` counts and bounds them.
-* How large is the gain of what is chosen? Nested cross-fitting
+* How large is the gain of the chosen design? Nested cross-fitting
   (:func:`casewise.judge.calibration.design_comparison.nested_gains`) answers with an estimate. It has no interval:
   in simulations none holds with ten patients where losses are rare or skewed.
 """
@@ -115,7 +115,7 @@ def patients_for_chance(chance: float = CHANCE) -> int:
 
 @dataclass(frozen=True)
 class HurtShare:
-    """How many patients were hurt, and how many may be."""
+    """The number of hurt patients and an upper bound of their share."""
 
     patients: int
     hurt: int  # patients whose mean change is below minus the margin
@@ -129,7 +129,7 @@ class HurtShare:
 
     @property
     def within(self) -> bool:
-        """Whether the shares of patients and of cases that were hurt are within the limit; not what they may be."""
+        """True if the shares of hurt patients and cases are within the limit; not their upper bounds."""
         allowed = self.limit + 1e-9
         return self.hurt <= allowed * self.patients and self.cases_hurt <= allowed * self.cases
 
@@ -183,18 +183,17 @@ def hurt_share(change: ArrayLike, clusters: Sequence[str], *, limit: float = ALL
     return HurtShare(patients, hurt, len(values), cases_hurt, limit, upper, needed)
 
 
-def unseen_sentence(patients: int, *, confidence: float = LEVEL) -> str:
+def unseen_sentence(patients: int) -> str:
     """What so few patients cannot show: the largest share of disasters that they are compatible with.
 
     Args:
         patients: How many patients the estimate comes from.
-        confidence: Confidence of the share.
 
     Returns:
         One sentence.
     """
-    share = clopper_pearson_upper(0, patients, confidence)
+    share = clopper_pearson_upper(0, patients, LEVEL)
     return (
         f"rare disasters cannot be seen in so few: up to {share:.0%} of new {UNIT[1]} may lose more than any of these "
-        f"{patients} did (confidence {confidence:g}), and no estimate here counts them"
+        f"{patients} did (confidence {LEVEL:g}), and no estimate here counts them"
     )

@@ -1,4 +1,4 @@
-"""Calibrate: from a design and a holdout archive to a policy that carries everything its decisions need."""
+"""Calibrate: from a design and a holdout archive to a policy with all numbers for its decisions."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def calibrate(
         mode: Cut-points when groups differ: ``union``, ``per-group`` or ``robust``.
         percentiles: Convention of the cut-points; default: the design's (driving 33/66, others 33.33/66.67).
         coordinate: Signal to route on; default: the design's.
-        budget_rule: How ``fixed-k`` chooses its step from labels.
+        budget_rule: Rule by which ``fixed-k`` chooses its step from labels.
         tau_quantile: Quantile of the risk at the best step, for ``tau-stop``.
         hybrid: Let the calibration pool grow with the stream (E10).
         window: For hybrid policies: refit on this many latest cases.
@@ -94,10 +94,10 @@ def calibrate(
         confidence: Chance that the lower bound behind a flag holds.
         ladders: Ladders of the archive; default: the only one.
         progress: Called with the step, the finished parts, and all parts.
-        on_compared: Called with what every compared design deploys.
+        on_compared: Called with the masks that every compared design deploys.
 
     Returns:
-        The policy, with what it was fitted on and what the holdout showed.
+        The policy, with the identity of its data and the results on the holdout.
 
     Raises:
         BadInput: If an option does not suit the design.
@@ -172,9 +172,9 @@ def calibrate(
     kind = metadata_of(controller_kind(design))
     if flag_below is not None and (kind.gates or hybrid):
         why = (
-            "composes masks that no state of the ladder holds; flag merge on an archive of views or members"
+            "makes masks that are not in the ladder; flag merge on an archive of views or members"
             if kind.gates
-            else "cannot be flagged while its cut-points move with the stream; leave out hybrid or --flag-below"
+            else "cannot be flagged because its cut-points change with new cases; leave out hybrid or --flag-below"
         )
         raise BadInput(f"policy {design.name!r} {why}")
     if kind.fitted_by == "cuts":
@@ -213,8 +213,7 @@ def _among_candidates(holdout: Archive, design: Policy, unflagged: str | None, *
     if design.name == "default":  # before any label is read
         note_comparison(holdout, [*DESIGNS, *options.get("fixed", ())])
     name, fitted, found = fitted_choice(holdout, design.name, ladders=holdout.joined, **options)
-    if design.name == "default":  # with settled, cleanups and whatever else took part
-        note_comparison(holdout, [row["design"] for row in found["comparison"]["rows"]])
+    note_comparison(holdout, [row["design"] for row in found["comparison"]["rows"]])  # settled and cleanups, too
     found["concerns"] += [unflagged] if unflagged else []
     ladders = {one: holdout.ladder(one).configuration.get("adaptation") or {} for one in holdout.joined}
     agreements = {one["case"]: one["signals"].get(AGREEMENT) for one in found["out_of_fold"]}
@@ -227,7 +226,7 @@ def _among_candidates(holdout: Archive, design: Policy, unflagged: str | None, *
 
 
 def _appearance(holdout: Archive, agreements: Mapping[str, float | None] = MappingProxyType({})) -> dict[str, Any]:
-    """Return what the calibration images look like, if all were measured and there are two patients or more.
+    """Return the appearances of the calibration images, if all were measured and there are at least two patients.
 
     ``agreements`` are those of the deployed masks with the other candidates.
     """
@@ -248,8 +247,8 @@ def _holdout(archive: Archive) -> Archive:
     wrong = [name for name, entry in holdout.entries.items() if entry.split == EVALUATION]
     if wrong:
         raise Overlap(
-            f"{len(wrong)} of {len(holdout.ids)} cases are marked as evaluation ({', '.join(wrong[:3])}, ...) and "
-            f"none as calibration; calibrate on a holdout that evaluation never sees"
+            f"{len(wrong)} of {len(holdout.ids)} cases are marked as evaluation ({', '.join(wrong[:3])}, ...) "
+            f"and none as calibration; calibrate on other cases than those of the evaluation"
         )
     unmarked = [name for name in archive.ids if archive.entries[name].split is None and name not in holdout.entries]
     if unmarked:
@@ -280,12 +279,12 @@ def _design_options(archive: Archive, design: Policy, *, coordinate: str | None,
         options["min_area"] = int(archive.configuration.get("min_area", 16))
     if coordinate is not None:
         if not takes(controller_kind(design), "coordinate"):
-            raise BadInput(f"coordinate is for policies that route, such as cardiac; {design.name!r} has none")
+            raise BadInput(f"coordinate works only with policies that route, such as cardiac; {design.name!r} has none")
         options["coordinate"] = coordinate
         options.pop("fallback", None)
     if metadata_of(controller_kind(design)).fitted_by == "cuts" and not ("coordinate" in options and design.options):
         routers = ", ".join(name for name, one in READY.items() if "coordinate" in one.options)
-        raise BadInput(f"{design.name!r} does not say what it routes on and what each bucket does; these do: {routers}")
+        raise BadInput(f"{design.name!r} has no coordinate and buckets; these have: {routers}")
     for name in ("low", "mid", "hard"):
         if name in options:
             options[name] = _bucket(archive, design, dict(options[name]), unshrunk)
@@ -406,7 +405,7 @@ def _step(archive: Archive, step: int) -> pd.DataFrame:
 
 def _hybrid(policy: Policy, archive: Archive, convention: str, window: int | None) -> Policy:
     if not {"low", "mid", "hard"} <= set(policy.options) or policy.groups:
-        raise BadInput("hybrid calibration is for a router with one pair of cut-points; use mode union or robust")
+        raise BadInput("hybrid calibration needs a router with one pair of cut-points; use mode union or robust")
     first = _step(archive, 1).drop_duplicates("cluster")  # the alarm counts a patient once, by its first case
     pool = coordinate_values(first, policy.options["coordinate"], policy.options).tolist()
     hybrid = {"pool": pool, "convention": convention, "window": window, "warm_up": cuts.WARM_UP, "delta": cuts.DELTA}

@@ -1,7 +1,7 @@
 """Cleanup as part of a design: after any candidate, keep the largest component of the labels for which that helps.
 
 The mean class Dice is a mean over labels, and cleaning one label changes that label only. So the change of the metric
-is the sum of the changes of the cleaned labels, and each label is chosen by itself, on the patients that a design is
+is the sum of the changes of the cleaned labels, and each label is chosen separately, on the patients that a design is
 fitted on.
 """
 
@@ -42,7 +42,7 @@ class CleanupGains:
 
     @cached_property
     def options(self) -> dict[str, Any]:
-        """How masks are scored."""
+        """Metric and its options."""
         return scoring_options(next(iter(ladder_views(self.archive, self.ladders).values())))
 
     @property
@@ -95,7 +95,7 @@ class Cleaned:
         return f"largest({','.join(map(str, self.labels))})" if self.labels else ""
 
     def answer(self, one: Known) -> Deployed:
-        """Return what is deployed for a gathered case, and its metric after cleanup."""
+        """Return the deployed state of a gathered case, and its metric after cleanup."""
         found = answer(one, self.controller)
         if found.gated or not self.labels:
             return found

@@ -169,9 +169,8 @@ def mean_and_sigma(values: Floats, name: str) -> tuple[float, float]:
     mean, sigma = float(array.mean()), float(array.std(ddof=0))
     if not sigma > 0:
         raise DegenerateStatistic(
-            f"{name} is {mean:g} on all {len(array)} calibration cases, so it has no z-score; "
-            f"calibrate on more varied cases, or choose what needs none (for more regions: a higher --lr, a smaller "
-            f"min-area)"
+            f"{name} is {mean:g} on all {len(array)} calibration cases, so it has no z-score; calibrate on more varied "
+            "cases, or choose a policy without z-scores (for more regions: a higher --lr, a smaller min-area)"
         )
     return mean, sigma
 
@@ -230,7 +229,7 @@ MODES: Registry[str] = Registry(
     "mode",
     {
         "union": "percentiles of all calibration cases together, as on prostate in the paper",
-        "per-group": "each group its own cut-points; the group must be known at deployment",
+        "per-group": "separate cut-points for each group; the group must be known at deployment",
         "robust": "the smallest cut-points of any group: no group is rolled back less often than with its own",
     },
 )
@@ -242,7 +241,7 @@ def fitted_cuts(step_one: pd.DataFrame, values: Floats, *, mode: str, convention
     if mode == "union":
         return {"options": _named(cut_points(values, convention)), "groups": {}}
     if step_one["group"].isna().any():
-        raise BadInput("some calibration cases have no group; give groups, or use mode union")
+        raise BadInput("some calibration cases have no group; give all of them a group, or use mode union")
     groups = {str(name): values[step_one["group"].to_numpy() == name] for name in sorted(step_one["group"].unique())}
     cuts = {
         name: cut_points(checked(part, what=f"cut-points of group {name}"), convention) for name, part in groups.items()
@@ -296,6 +295,6 @@ class Stream:
 def stream_of(policy: Policy) -> Stream:
     """Return the start of the stream of a hybrid policy."""
     if not is_hybrid(policy):
-        raise BadInput(f"policy {policy.name!r} is seed-only; calibrate with hybrid by name for a stream")
+        raise BadInput(f"policy {policy.name!r} is not hybrid; calibrate with hybrid=true for a stream")
     settings = policy.options["hybrid"]
     return Stream(policy, Exchangeability(tuple(settings["pool"]), settings.get("delta", DELTA)))

@@ -2,8 +2,8 @@
 
 A design is adopted if its gain passes a test that accounts for all compared designs (:func:`chance_of_best`), more
 cases are helped than hurt, and the shares of patients and of cases that lose more than a point are within the limit.
-Otherwise the next best that passes is taken, or M0. The gain that is reported comes from nested cross-fitting: for each
-fold of patients the whole comparison is repeated without them, and what it chooses is scored on them.
+Otherwise the next best that passes is taken, or M0. The gain that is reported comes from nested cross-fitting: for
+each fold of patients the whole comparison is repeated without them, and its choice is scored on them.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ class Nested:
         """Say the estimate in words."""
         picked = ", ".join(f"{name} in {times}" for name, times in self.choices.items())
         return (
-            f"expected gain {self.gain:+.4f} (estimated from {self.patients} {UNIT[1]}, each scored by a choice and a "
-            f"fit that did not see it; chosen without it: {picked} of {sum(self.choices.values())} folds); "
+            f"expected gain {self.gain:+.4f} (estimated from {self.patients} {UNIT[1]}, each scored by a choice "
+            f"and a fit without it; chosen without it: {picked} of {sum(self.choices.values())} folds); "
             f"{adoption.NO_INTERVAL}"
         )
 
@@ -149,18 +149,18 @@ def compare_designs(
     nested: bool = True,
     progress: Progress | None = None,
 ) -> DesignComparison:
-    """Score every design by cross-fitting, and take the best one that passes; M0 where none does.
+    """Score every design by cross-fitting, and take the best one that passes; M0 if none does.
 
     Args:
         known: The labelled cases (:func:`casewise.judge.calibration.designs.gather`).
-        setting: What all designs share.
+        setting: Settings that all designs share.
         designs: Designs by name; all that suit the setting by default.
         allowed_hurt: Share of patients, and of cases, that may lose more than a point.
         nested: Estimate the gain of the choice by repeating it inside every fold.
         progress: Called with the progress.
 
     Returns:
-        The table, what is taken and why, and the nested estimate.
+        The table, the chosen design with the reason, and the nested estimate.
     """
     designs = designs_for(known, setting, allowed_hurt=allowed_hurt) if designs is None else designs
     fits = Fits(known, setting, designs)
@@ -179,8 +179,8 @@ def compare_designs(
 def nested_gains(fits: Fits, allowed_hurt: float, progress: Progress | None = None) -> Nested:
     """The gain of choosing and fitting, on patients that took no part in either.
 
-    For each fold the comparison is made again without it, tests and limits included, and what is chosen there is fitted
-    without the fold and scored on it. A fold whose comparison keeps M0 counts with a gain of 0. Without the test
+    For each fold the comparison is repeated without it, tests and limits included; the chosen design is fitted without
+    the fold and scored on it. A fold whose comparison keeps M0 counts with a gain of 0. Without the test
     inside, the estimate would be as large as that of the winner: in simulations 3 times the truth for small gains.
     """
     gains: dict[str, Deployed] = {}
@@ -204,7 +204,7 @@ def nested_gains(fits: Fits, allowed_hurt: float, progress: Progress | None = No
 def _best(rows: Sequence[DesignRow]) -> str:
     """Return the design with the largest lower bound of gain among those that pass; M0 where none does.
 
-    The average of the tuned prediction and M0's is the careful use of learned weights. Where it passes, it is taken
+    The average of the tuned prediction and M0's is the careful use of learned weights. If it passes, it is taken
     before bolder designs; a design whose parameters were fitted to these patients is taken last (decision 0020).
     """
     passing = [row for row in rows if not row.fails]
@@ -224,15 +224,15 @@ def _why(rows: Sequence[DesignRow], chosen: str, allowed_hurt: float) -> str:
             most = max(bolder, key=lambda one: one.low)
             safer = "the average with M0" if row.design.removesuffix(SUFFIX).endswith(CAREFUL) else row.design
             passed += f". {most.design} passes too and gains more ({most.gain:+.4f}); {safer} is taken as the safer one"
-        largest = "" if bolder else "has the largest lower bound of gain and "
+        largest = "" if bolder else ", with the largest lower bound of gain of those that do"
         return (
-            f"it {largest}passes every test: the gain is at least {row.low:+.4f} (p {row.p:.3f} among "
-            f"{pluralize(len(rows) - 1, 'design')}), and {harm.sentence()}{passed}"
+            f"it passes every test{largest} ({row.low:+.4f}, which does not allow for the choice; p {row.p:.3f} among "
+            f"{pluralize(len(rows) - 1, 'design')}): {harm.sentence()}{passed}"
         )
     patients = row.clusters
     if patients < adoption.patients_for_chance(CHANCE):
         return (
-            f"{patients} {UNIT[1]} cannot show a gain: the smallest p that they can reach is {2.0**-patients:.3f}, and "
+            f"{patients} {UNIT[1]} cannot show a gain: their smallest possible p is {2.0**-patients:.3f}, and "
             f"{CHANCE:g} is needed; label {adoption.patients_for_chance(CHANCE)} or more{_at_more_harm(rows)}"
         )
     likely = sorted((one for one in rows if one.design != "m0"), key=lambda one: -one.low)[:3]
@@ -252,7 +252,7 @@ def _at_more_harm(rows: Sequence[DesignRow]) -> str:
     shares = (best.hurt_by_a_point / best.cases, best.harm["hurt"] / best.harm["patients"])
     share = math.ceil(100 * max(shares) - 1e-9) / 100
     return (
-        f"; {best.design} gains {best.gain:+.4f} (at least {best.low:+.4f}) and costs {best.hurt_by_a_point} of "
+        f"; {best.design} gains {best.gain:+.4f} (lower bound {best.low:+.4f}) and costs {best.hurt_by_a_point} of "
         f"{best.cases} more than a point: --allowed-hurt {share:g} would take it"
     )
 
@@ -288,7 +288,7 @@ def _row(
         if low <= 0:
             fails.append(f"its gain may be 0 or less (lower bound {low:+.4f} over {harm.patients} {UNIT[1]})")
         if p > chance + 1e-12:
-            fails.append(f"its gain may be luck among all that was compared (p {p:.3f}, needed {chance:g})")
+            fails.append(f"its gain may be chance among all compared designs (p {p:.3f}, limit {chance:g})")
         if helped <= hurt:
             fails.append(f"it helps {helped} cases and hurts {hurt}")
         if not harm.within:
@@ -315,22 +315,22 @@ def fitted_choice(
 ) -> tuple[str, dict[str, Any], dict[str, Any]]:
     """Fit a design, or compare all of them (``default``), on the labelled cases of an archive.
 
-    Every figure in what was found comes from cases whose patient had no part in fitting.
+    All figures come from cases whose patient took no part in fitting.
 
     Args:
         archive: The calibration cases, with labels.
         design: The name of a design, or "default".
         consensus: The candidate that was made of the others, where its name does not say so.
         ladders: Named ladders that are read together.
-        fixed: Candidates that are compared as designs of their own, such as "tuned/average".
+        fixed: Candidates that are compared as separate designs, such as "tuned/average".
         allowed_hurt: Share of patients, and of cases, that may lose more than a point.
-        flag_below: Ask for a person where the metric of what is deployed may lie below this.
+        flag_below: Flag cases whose metric may be below this.
         at: Level of the lower bound behind flags.
         progress: Called with the progress.
-        on_compared: Called with what every design deploys for the cases that it was not fitted on.
+        on_compared: Called with the masks that every design deploys for cases that it was not fitted on.
 
     Returns:
-        The controller's name, its options, and what was found on the way.
+        The name of the controller, its options, and the results of the comparison.
 
     Raises:
         TooFewCases: There are too few labelled patients.
@@ -395,7 +395,7 @@ def named_rungs(archive: Archive, setting: Setting, names: Sequence[str]) -> dic
             found |= {state: state, rung: state, f"{view.ladder_name}/{rung}".lstrip("/"): state}
     lost = [name for name in names if name not in found]
     if lost:
-        raise BadInput(f"there is no candidate {lost[0]!r}; there are {', '.join(found)}")
+        raise BadInput(f"there is no candidate {lost[0]!r}; the candidates are {', '.join(found)}")
     return {name: found[name] for name in names}
 
 
@@ -415,14 +415,14 @@ def _retained(compared: DesignComparison, name: str) -> dict[str, Any]:
 
 
 def _concerns(compared: DesignComparison, name: str, changed: int) -> list[str]:
-    """What speaks against a design that changes so many of the calibration cases."""
+    """Return the concerns about a design that changes so many of the calibration cases."""
     row = compared.row(name)
     if name == "m0":
         return [f"M0 is deployed for every case: {compared.why}"]
     if not changed:
         return [
-            f"{name} keeps M0 for every case: fitted on all cases it found nothing that surely gains; the gain above "
-            f"comes from other fits, each without one {UNIT[0]}"
+            f"{name} keeps M0 for every case: fitted on all cases it found no candidate that surely gains; the "
+            f"gain above comes from other fits, each without one {UNIT[0]}"
         ]
     if _retained(compared, name)["go"] is False:
         return [
@@ -438,9 +438,9 @@ def choice_sentences(found: Mapping[str, Any]) -> list[str]:
     lines = [
         "each design, fitted without the patient that it is scored on: gain over M0 [bounds by Student's "
         "t, which do not allow for the choice], helped : hurt",
-        "(a point is 0.01; p: chance that the best of all gains as surely by luck, if gains and losses of one size are "
-        "equally likely; where losses are rare and large, designs that gain nothing pass more often; the best possible "
-        "takes the best recorded candidate of every case)",
+        "(a point is 0.01; p: probability that the best design gains as clearly by chance, if gains and losses "
+        "of equal size are equally likely; if losses are rare and large, designs without gain pass "
+        "more often; the best possible takes the best recorded candidate of every case)",
     ]
     lines += [f"  {DesignRow(**row).sentence()}" for row in compared["rows"]]
     if len(compared["rows"]) > 2:

@@ -70,7 +70,7 @@ class Edit:
 
 @dataclass(frozen=True, eq=False)
 class Known:
-    """One labelled case: what a controller sees, and the metric of each of its candidates."""
+    """One labelled case: the input of a controller, and the metric of each of its candidates."""
 
     case_id: str
     cluster: str
@@ -144,7 +144,7 @@ def gather(archive: Archive, setting: Setting, progress: Progress | None = None)
         if progress is not None:
             progress("read", len(found), total)
     if not found:
-        raise TooFewCases(f"designs are compared on labelled cases, {archive.path} has none; record with labels")
+        raise TooFewCases(f"designs are compared on labelled cases, and {archive.path} has none; record with labels")
     return found
 
 
@@ -160,7 +160,7 @@ def _best_states(tables: Mapping[str, pd.DataFrame], setting: Setting) -> list[S
 
 @dataclass(frozen=True, eq=False)
 class KnownEdits:
-    """The edits of the candidates of a case; each is worked out when it is first needed."""
+    """The edits of the candidates of a case; each is computed when it is first needed."""
 
     archive: Archive
     case_id: str
@@ -178,7 +178,7 @@ class KnownEdits:
     def need(
         self, states: Iterable[State], masks: Mapping[State, Mask] | None = None, held: Candidates | None = None
     ) -> None:
-        """Work out some edits together; ``held`` is the comparison of the masks, where both are known already."""
+        """Compute some edits together; ``held`` is the comparison of the masks, if it is known."""
         missing = [state for state in states if state not in self.known]
         if missing:
             masks = masks or candidate_masks(self.archive, self.case_id, self.ladders)
@@ -230,7 +230,7 @@ def fit_rule(rule: str, **options: Any) -> Design:
 
 
 def fit_low_agreement(known: Sequence[Known], setting: Setting) -> Controller:
-    """Fit the agreement of M0 below which the consensus is deployed; M0 everywhere if the gain may be luck."""
+    """Fit the agreement of M0 below which the consensus is deployed; M0 everywhere if the gain may be chance."""
     said = [candidate_signals(one.seen)[SOURCE]["agreement"] for one in known]
     own = np.array([np.inf if value is None else value for value in said])  # all masks are empty: M0
     gain = np.array([one.metric[state_of(setting.consensus)] - one.source for one in known])
@@ -382,7 +382,7 @@ def _held_out_gains(known: Sequence[Known], edit: State) -> Floats:
 
 @lru_cache(maxsize=4096)
 def _pieces(one: Known, edit: State) -> tuple[Floats, Floats, Floats]:
-    """The features of a candidate's pieces, alike ones once, and the voxels that they make right and wrong."""
+    """Return the features of a candidate's pieces, equal rows merged, and the voxels that they make right and wrong."""
     pieces = one.edits[edit]
     alike, which = np.unique(pieces.features, axis=0, return_inverse=True)
     won, lost = (np.bincount(which.ravel(), part, minlength=len(alike)) for part in (pieces.won, pieces.lost))
@@ -447,9 +447,9 @@ def designs_for(
 
     Args:
         known: The labelled cases.
-        setting: What all designs share.
+        setting: Settings that all designs share.
         allowed_hurt: Share of cases that may lose more than a point, where a design asks for it.
-        fixed: States of candidates that are designs of their own, by name.
+        fixed: States of candidates that are compared as separate designs, by name.
 
     Returns:
         Designs by name, M0 first. ``settled`` is among them where each rung is a consensus of all before it
@@ -490,7 +490,7 @@ class KnownLadder:
 
 
 def answer(one: Known, controller: Controller) -> Deployed:
-    """Return what a controller deploys for a gathered case, and its metric."""
+    """Return the state that a controller deploys for a gathered case, and its metric."""
     own: Callable[[Known], Deployed] | None = getattr(controller, "answer", None)  # a design with cleanup has one
     if own is not None:
         return own(one)

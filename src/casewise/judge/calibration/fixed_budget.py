@@ -81,7 +81,7 @@ def tau(frame: pd.DataFrame, *, quantile: float = 0.5, signal: str = "regions") 
     that never varies is refused.
     """
     if not 0 <= quantile <= 1:
-        raise BadInput(f"tau is a quantile between 0 and 1, got {quantile}")
+        raise BadInput(f"the quantile of tau must be between 0 and 1, got {quantile}")
     steps = labelled_steps(frame)
     steps = steps.loc[(steps["step"] >= 1) & steps["metric"].notna()].sort_values(["case", "step"])
     everything = frame.loc[(frame["shrink"] == 0) & (frame["step"] >= 1) & frame[signal].notna()]

@@ -1,4 +1,4 @@
-"""The preflight: what the calibration cases show about a policy. It is printed and stored in policy.json.
+"""The preflight: the results of a policy on the calibration cases. It is printed and stored in policy.json.
 
 The guard of a design closes it only if a one-sided sign test over patients is significant, because a small majority of
 a dozen cases may be luck.
@@ -42,7 +42,7 @@ def preflight(
     *,
     source_metric: float | None = None,
 ) -> dict[str, Any]:
-    """Return what the holdout shows about a policy.
+    """Return the results of a policy on the holdout.
 
     Args:
         archive: The calibration cases.
@@ -144,7 +144,7 @@ def reach_of(patients: int) -> dict[str, Any]:
 
 
 def concerns(found: Mapping[str, Any]) -> list[str]:
-    """Return what a person should know before deploying a policy, as sentences."""
+    """Return warnings before a policy is deployed, as sentences."""
     said = []
     kept = found["retained"]
     counted = f"of the retained cases {kept['helped']} were helped and {kept['hurt']} were hurt"
@@ -156,7 +156,7 @@ def concerns(found: Mapping[str, Any]) -> list[str]:
     elif kept["go"] is False:
         said.append(f"NO-GO: {counted}")
     if kept["go"] is None:
-        said.append("no label says whether the retained cases were helped; helped/hurt is unknown")
+        said.append("there are no labels, so it is unknown whether the retained cases were helped or hurt")
     if not kept["kept"]:
         said.append("every calibration case rolls back: this policy deploys M0 only")
     if "instead_of" in found:
@@ -164,20 +164,18 @@ def concerns(found: Mapping[str, Any]) -> list[str]:
     ladder = found["ladder"]
     if "ha" in ladder and not any(ladder["ha"]):
         said.append(
-            "HA is 0 at every step: no changed region reaches min_area, or none is harmful; look at a smaller "
-            "min_area, or adapt harder, before trusting this"
+            "HA is 0 at every step: no changed region reaches min_area, or none is harmful; try a smaller "
+            "min_area or stronger updates before you rely on this"
         )
     elif ladder.get("argmin") == 1 and not ladder["dips_before_it_rises"]:
         said.append("HA is lowest at step 1 and only rises: more steps do more harm here")
     if found["source"]["usable"] is False:
-        said.append(f"M0 is not usable here: metric below the line {found['source']['line']:.3f}")
+        said.append(f"M0 is not usable here: its metric is below {found['source']['line']:.3f}")
     singles = found["coherence"]["first"]["singleton_share"]
     if singles is not None and singles > 0.5:
-        said.append(f"the edit is not coherent: half the cases have {singles:.0%} or more of it in single voxels")
+        said.append(f"the edits are not coherent: in half of the cases {singles:.0%} or more are single voxels")
     if 0.10 not in found["conformal"]["feasible"]:
-        said.append(
-            f"alpha 0.10 cannot be certified: the floor is {found['conformal']['floor']:.3f}; 9 {UNIT[1]} are needed"
-        )
+        said.append(f"alpha 0.10 is out of reach: the floor is {found['conformal']['floor']:.3f}; 9 {UNIT[1]} needed")
     seen = found.get("edit", {})
     if seen.get("judged") is not None and seen["judged"] < LITTLE:
         said.append(judged_sentence(seen["judged"]))
@@ -241,12 +239,12 @@ def in_words(policy: Policy) -> list[str]:
 
 
 def _design_lines(policy: Policy) -> Iterator[str]:
-    """Yield the design choices that were made by hand, grouped by what was seen."""
+    """Yield the design choices that were made by hand, grouped by the labels that had been seen."""
     chosen: dict[str, list[str]] = {}
     for line in policy.exposures:
         chosen.setdefault(line["seen"], []).append(line["choice"])
     for seen, choices in chosen.items():
-        yield f"how the design came about: {'; '.join(choices)} ({seen})"
+        yield f"choices in this design: {'; '.join(choices)} ({seen})"
 
 
 def _numbers(policy: Policy) -> Iterator[str]:
@@ -263,8 +261,8 @@ def _numbers(policy: Policy) -> Iterator[str]:
         )
     if "hybrid" in options:
         yield (
-            "hybrid: cut-points become a function of the stream, under its exchangeability alarm (then M0 for every "
-            "case); nothing promised for seed-only cut-points holds"
+            "hybrid: cut-points change with new cases; after an exchangeability alarm every case gets M0; no "
+            "promise for fixed cut-points holds"
         )
 
 
@@ -283,7 +281,7 @@ def _router_lines(found: Mapping[str, Any]) -> Iterator[str]:
     best = found["recommended_coordinate"]
     unfit = found["coordinates"].get(found["coordinate"], {}).get("unfit", [])
     verdict = f"unfit ({'; '.join(unfit)})" if unfit else "fit"
-    yield f"coordinate {found['coordinate']} is {verdict}; most stable fit coordinate: {best or 'none'}"
+    yield f"coordinate {found['coordinate']} is {verdict}; most stable suitable coordinate: {best or 'none'}"
 
 
 def _common_lines(found: Mapping[str, Any]) -> Iterator[str]:
@@ -291,8 +289,7 @@ def _common_lines(found: Mapping[str, Any]) -> Iterator[str]:
     if kept["judged"]:
         yield (
             f"retained {kept['kept']}, rolled back {kept['rolled_back']}; of the retained {kept['helped']} helped, "
-            f"{kept['hurt']} hurt, {kept['unchanged']} unchanged by labels: "
-            f"{'GO' if kept['go'] else 'NO-GO'}"
+            f"{kept['hurt']} hurt, {kept['unchanged']} unchanged by labels: {'GO' if kept['go'] else 'NO-GO'}"
         )
     else:
         yield f"retained {kept['kept']}, rolled back {kept['rolled_back']}; helped and hurt are unknown without labels"

@@ -1,7 +1,8 @@
 """Conformal quality: a lower bound of the metric of a deployed mask, with clusters as the unit; refused where too few.
 
-A new case comes from a new patient or sequence, so calibration clusters, not cases, are what it is exchangeable with.
-A flag asks for a person where that bound is low; its options and what it does on the calibration cases are made here.
+A new case comes from a new patient or sequence, so it is exchangeable with calibration clusters, not with cases.
+A flag asks for a person where that bound is low; its options and its results on the calibration cases are computed
+here.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def _too_few(level: float, amount: int) -> str:
 
 
 def cluster_quantile(scores: ArrayLike, clusters: Sequence[Any], level: float) -> float:
-    r"""The smallest t such that a case of a new cluster has a score of at most t with chance ``level`` or more.
+    r"""The smallest t such that a case of a new cluster has a score of at most t with probability ``level`` or more.
 
     .. math:: \hat t = \inf\Big\{t : \frac{1}{K + 1} \sum_{k=1}^K \frac{1}{N_k} \sum_{i \in k} 1[s_i \le t]
               \ge \ell\Big\}
@@ -87,7 +88,7 @@ Every = tuple[Mapping[str, Floats], Floats]
 
 @dataclass(frozen=True)
 class QualityFit:
-    """A quality model and what the calibration cases say about the signal behind it."""
+    """A quality model, and the value of its signal on the calibration cases."""
 
     quality: Quality
     cases: int
@@ -125,7 +126,7 @@ def fit_quality(
     columns = {name: np.asarray(values, np.float64) for name, values in signals.items()}
     known = np.isfinite(truth) & np.all([np.isfinite(one) for one in columns.values()], axis=0)
     if not known.any():
-        raise TooFewCases("a quality needs labelled calibration cases with two candidates or more, there is none")
+        raise TooFewCases("a quality estimate needs labelled cases with two or more candidates, there is none")
     names = np.asarray([str(name) for name in clusters])
     chosen = min(columns, key=lambda one: round(_left_out_error(columns[one][known], truth[known], names[known]), 9))
     signal = columns[chosen]
@@ -229,7 +230,7 @@ def fitted_flag(
 
 
 def quality_of(found: Taken, *, level: float, every: Every | None = None) -> QualityFit:
-    """Fit the quality model of what is deployed."""
+    """Fit the quality model of the deployed masks."""
     signals = {name: [_or_nan(said.get(name)) for said, _, _ in found] for name in QUALITY_SIGNALS}
     return fit_quality(signals, [one[1] for one in found], [one[2] for one in found], level=level, every=every)
 
@@ -250,14 +251,14 @@ def flag_options(fit: QualityFit, below: float, setting: Setting) -> dict[str, A
 
 
 def flag_concerns(fit: QualityFit) -> list[str]:
-    """Return what a person should know about the signal behind a flag."""
+    """Return warnings about the signal of a flag."""
     if fit.quality.signal is not None:
         return []
     same = f"all cases get the same lower bound, so all are flagged or none; more labelled {UNIT[1]} may help"
     if fit.clusters < FEWEST_CLUSTERS:
         return [f"agreement is not used with fewer than {FEWEST_CLUSTERS} {UNIT[1]}, there are {fit.clusters}: {same}"]
     weak = f"rank correlation {fit.rho:.2f}, p {fit.p:.2f}"
-    return [f"agreement does not surely tell good masks from poor ones on these cases ({weak}): {same}"]
+    return [f"agreement does not clearly separate good from poor masks on these cases ({weak}): {same}"]
 
 
 def flag_report(found: Taken, fit: QualityFit, below: float, every: Every | None = None) -> dict[str, Any]:
@@ -290,14 +291,14 @@ def flag_sentences(found: Mapping[str, Any]) -> list[str]:
         return []
     quality = found["quality"]
     caught = (
-        f"poor cases seen: {quality['poor']}, of which {quality['poor_flagged']} were flagged; how many of the next "
-        "poor ones will be is not promised"
+        f"poor cases seen: {quality['poor']}, of which {quality['poor_flagged']} were flagged; the share of "
+        f"future poor cases that will be flagged is not promised"
         if quality["poor"]
-        else "poor cases seen: 0, so poor ones will hardly be caught"
+        else "no labelled case is poor, so it is unknown whether poor cases will be flagged"
     )
     return [
         f"flags: {quality['flagged']} of {quality['cases']} calibration cases, each by a fit without its {UNIT[0]}; "
         f"{caught}",
         f"the lower bound holds for {quality['quality']['level']:.0%} of all cases of new {UNIT[1]} (from "
-        f"{quality['clusters']}); among the cases that are not flagged it may fail more often",
+        f"{quality['clusters']}); among cases that are not flagged it may fail more often",
     ]

@@ -1,4 +1,4 @@
-"""The certificate: what is promised, for which patients, from how many cases, and what makes it void.
+"""The certificate: the promise, its patients, the number of cases, and the conditions that make it void.
 
 Also here: the policy that a certificate holds for, which is never looser than the certified one, and the sentences of a
 certificate.
@@ -31,13 +31,13 @@ _NUMBERS = ("cut", "bound", "deployed", "details")
 INVALID_IF = (
     "the model, its weights, the adaptation objective, the preprocessing or the region measure change",
     "the policy is refitted, or its actions are chosen, with the labels of these calibration cases",
-    f"a calibration case, or another of the same {UNIT[0]}, is among the cases that it is used on",
+    f"a calibration case, or another of the same {UNIT[0]}, is among the new cases",
     "cases come from another site, scanner, protocol or patient group than the calibration cases",
     "an exchangeability or audit alarm has been raised (casewise monitor)",
-    "it is read as a promise about one case: it is an average over cases",
+    "it is used for a single case: it bounds an average over cases",
 )
 NO_GO = "the certificate is void: its policy is a NO-GO; calibrate and certify another design"
-DRIFTED = "the certificate is void: the quotas are not those of calibration; recalibrate and certify again"
+DRIFTED = "the certificate is void: the buckets have other shares than in calibration; recalibrate and certify again"
 
 
 @dataclass(frozen=True)
@@ -103,23 +103,21 @@ def check_certificate(certificate: Certificate, policy: Policy, binding: Binding
         )
     differing = certificate.binding.differences(binding) if certificate.binding and binding else []
     if differing:
-        raise Mismatch(
-            f"the certificate was issued for another {', '.join(differing)}; record, calibrate, certify again"
-        )
+        raise Mismatch(f"the certificate is for another {', '.join(differing)}; record, calibrate, certify again")
 
 
 def new_certificate(
     archive: Archive, policy: Policy, certified: Policy, ids: Sequence[str], units: int, *, which: str = "", **own: Any
 ) -> Certificate:
-    """Return a certificate with what every kind of it says about its policy and its calibration cases.
+    """Return a certificate with the fields that all kinds share: policy, calibration cases, conditions.
 
     Args:
         archive: The calibration cases.
         policy: The policy that was to be certified.
         certified: The policy that the certificate holds for.
         ids: The labelled cases that were used.
-        units: How many patients they are of.
-        which: Which cases these are, where not all labelled ones were used.
+        units: Number of their patients.
+        which: Description of these cases, if not all labelled ones were used.
         own: The fields that depend on the kind of certificate.
     """
     patients = f" of {pluralize(units, *UNIT)}; the promise is per patient" if units < len(ids) else ""
@@ -186,9 +184,7 @@ def read_certificate(path: str | Path) -> Certificate:
     try:
         plain = json.loads(file.read_text())
         if plain["schema"] != SCHEMA:
-            raise Mismatch(
-                f"{file} has certificate schema {plain['schema']}, this casewise reads {SCHEMA}; certify again"
-            )
+            raise Mismatch(f"{file} has schema {plain['schema']}, this casewise reads {SCHEMA}; certify again")
         seal = plain.pop("seal", None)
         if seal != json_sha256(plain):
             raise Refused(f"{file} was changed after it was issued, so it promises nothing; run casewise certify again")
@@ -213,7 +209,7 @@ def certificate_problems(folder: Path) -> list[str]:
         folder: An archive, or the folder that ``casewise certify --out`` wrote.
 
     Returns:
-        Sentences; none where there is no certificate or all of it is there.
+        Sentences; none if there is no certificate or it is complete.
     """
     if not (folder / CERTIFICATE).is_file():
         return []
@@ -279,9 +275,9 @@ def promise(
         else " (without foreground in the label: where more voxels became wrong than right)",
     }
     what = ", and ".join(f"{WHAT[name].format(**words)} is at most {alpha:g}" for name, alpha in pairs)
-    like = f"like the {units} that were used, and when policy '{policy}' decides"
+    like = f"like the {units} that were used, if policy '{policy}' decides"
     if delta is None:
-        luck = f"It is an average over the choice of the {units} too: one certificate may be unlucky."
+        luck = f"The bound is also an average over random draws of the {units}: a single certificate may be too low."
         return f"On average over new {unit} {like}: {what}. {luck}"
     return (
         f"With probability at least {1 - delta:g} over the calibration {unit}, on average over new ones {like}: {what}."
@@ -301,7 +297,7 @@ def refusal(alpha: float, units: int, floor: float, needed: int, unit: str, *, h
             f"adaptation, a larger alpha, or gather more than {units}."
         )
     return (
-        f"Nothing is certified: {units} labelled {unit} support alpha >= {floor:.3f}, asked was {alpha:g}. "
+        f"Nothing is certified: {units} labelled {unit} support alpha >= {floor:.3f}, got {alpha:g}. "
         f"Every case is rolled back to M0. At least {needed} labelled ones are needed for alpha = {alpha:g}{in_all}."
     )
 
@@ -310,8 +306,8 @@ def tightening(own: float, cut: float, kept: float) -> str:
     """Say how certification changed the rollback cut of a router."""
     if kept == 0:
         return (
-            "Certified, but only by keeping no calibration case: the observed harm leaves no room. "
-            "In effect M0 is deployed; gather more labelled cases or choose a gentler adaptation."
+            "Certified, but no calibration case keeps its new mask, because the observed harm is too large. In "
+            "effect M0 is deployed; label more cases or choose a weaker adaptation."
         )
     if cut < own:
         return f"The rollback cut was tightened from {own:.4g} to {cut:.4g}."
@@ -319,5 +315,5 @@ def tightening(own: float, cut: float, kept: float) -> str:
 
 
 def unit_of(cases: int, units: int) -> str:
-    """Return what n counts, in the plural."""
+    """Return the unit of n, in the plural."""
     return "cases" if units == cases else UNIT[1]

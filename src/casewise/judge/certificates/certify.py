@@ -49,13 +49,14 @@ def certify(
     force: bool = False,
     ladders: Sequence[str] = (),
 ) -> Certified:
-    """Bound the harm that a policy really deploys, on labelled calibration cases; nothing is written.
+    """Bound the harm of the masks that a policy deploys, on labelled calibration cases; no file is written.
 
     Args:
         archive: Labelled calibration archive, or its folder.
         policy: Policy, its file or folder, or the name of a ready one; several are certified together. ``"default"``
             fits all designs on half of the patients and certifies the best on the others. Default: the archive's own.
-        loss: What is bounded: ``ha``, ``harmed``, ``dice``, ``worse-voxels`` or ``surrogate``; several with ``ltt``.
+        loss: Loss that is bounded: ``ha``, ``harmed``, ``dice``, ``worse-voxels`` or ``surrogate``; several with
+            ``ltt``.
         alpha: Promised risk, one for all losses or one for each.
         delta: Chance that the promise may fail, with method ``ltt``.
         method: ``crc`` (in expectation), ``ltt`` (with probability 1 - delta) or, for a region gate, ``envelope``.
@@ -69,7 +70,7 @@ def certify(
         among_kept: Archive of the batch to deploy (no labels): bound the risk among the cases that it keeps.
         consensus: Policy ``default``: which candidate is the consensus of the others.
         force: Certify a policy that calibration called NO-GO.
-        ladders: Which ladders of the archive; default: the policy's.
+        ladders: Ladders of the archive; default: the policy's.
 
     Returns:
         The certificate (``.feasible``, ``.statement``, ``.advice``) and the certified policy.
@@ -84,7 +85,7 @@ def certify(
     losses = (loss,) if isinstance(loss, str) else tuple(loss)
     levels = (alpha,) if isinstance(alpha, (int, float)) else tuple(alpha)
     if method not in METHODS:
-        raise BadInput(f"a method is one of {', '.join(METHODS)}, got {method!r}")
+        raise BadInput(f"a method must be one of {', '.join(METHODS)}, got {method!r}")
     named: list[AnyPolicy | None]
     named = [policy] if policy is None or isinstance(policy, (str, Path, Policy)) else list(policy) or [None]
     gate = method == "envelope" or losses == ("surrogate",)
@@ -96,7 +97,7 @@ def certify(
     judged = None if evaluation is None else as_archive(evaluation, read)
     if metadata_of(controller_kind(chosen)).gates:
         if len(levels) != 1:
-            raise BadInput(f"a region gate is certified for one alpha, got {', '.join(map(str, levels))}")
+            raise BadInput(f"a region gate can be certified for one alpha only, got {', '.join(map(str, levels))}")
         found = certify_gate(
             calibration, chosen, loss=_gate_loss(losses, method), alpha=levels[0], population=population,
             within=within, evaluation=judged, force=force,

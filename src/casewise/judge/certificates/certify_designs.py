@@ -1,4 +1,4 @@
-"""Learn-then-test over several designs at once: the choice of a design is part of what is certified (T6, T8).
+"""Learn-then-test over several designs together: the choice of a design is certified, too (T6, T8).
 
 Each design is a chain of rollback cuts. A chain is tested from the cut that keeps least, at delta / number of designs,
 until the first p-value above that level. The design with the greatest gain among all that passed is deployed.
@@ -50,7 +50,7 @@ def certify_designs(
     Args:
         archive: Labelled calibration cases.
         policies: Two or more calibrated policies; one is enough where ``halved``.
-        asked: What is to be promised, with a ``delta``.
+        asked: Losses and levels of the promise, with a ``delta``.
         force: Certify policies that calibration called NO-GO.
         halved: True if as many patients again fitted the policies that these test.
 
@@ -67,8 +67,9 @@ def certify_designs(
         check_go(one, force=force)
     names = [one.name for one in policies]
     digests = [policy_digest(one) for one in policies]
+    together = None if halved else names
     designs = [
-        DesignEvidence(one, router_evidence(archive, one, margin=asked.margin, chosen=not halved)) for one in policies
+        DesignEvidence(one, router_evidence(archive, one, margin=asked.margin, together=together)) for one in policies
     ]
     said = noted(archive, policies[0], {"method": "designs", "designs": digests, **asdict(asked)}, force=force)
     kind = "betting" if asked.p_value == "auto" else asked.p_value
@@ -115,9 +116,9 @@ def certify_default(
 
     Args:
         archive: Labelled calibration cases.
-        asked: What is to be promised, with a ``delta``.
+        asked: Losses and levels of the promise, with a ``delta``.
         force: Include designs that are a NO-GO.
-        consensus: Which candidate is the consensus of the others, if none is called so.
+        consensus: Name of the candidate that combines the others, if none is called consensus.
 
     Returns:
         The certificate and the policy that it holds for.
@@ -129,8 +130,8 @@ def certify_default(
     """
     if asked.delta is None:
         raise BadInput(
-            "policy 'default' chooses among designs with these labels, so the choice is part of what is certified: "
-            "add --method ltt, or certify one design that is named"
+            "policy 'default' chooses among designs with these labels, so the choice must be certified, too: add "
+            "--method ltt, or name one design"
         )
     fit, test = halves_of(archive)
     names = [name for name in DESIGNS if name != "m0"]
@@ -139,12 +140,12 @@ def certify_default(
     if not helping:
         raise Refused(
             f"NO-GO: none of {', '.join(names)} helps more of the {len(fit.ids)} cases that fit it than it hurts; keep "
-            "M0, or add --set force=true to use one all the same (every output says so)"
+            "M0, or add --set force=true to use one nevertheless (every output says so)"
         )
     certificate, certified = certify_designs(test, helping, asked, force=force, halved=True)
     more = f" Designs were fitted on {len(fit.ids)} cases and tested on {len(test.ids)} others."
     out = [one.name for one in made if not force and no_go(one) is not None]
-    more += f" NO-GO on the cases that fit, and so left out: {', '.join(out)}." if out else ""
+    more += f" Left out because they are NO-GO on the cases for fitting: {', '.join(out)}." if out else ""
     return replace(certificate, advice=certificate.advice + more), certified
 
 

@@ -31,7 +31,7 @@ from casewise.measure.metrics.harm import harm
 
 @dataclass(frozen=True, eq=False)
 class Gated:
-    """One case's scored regions, and what deploying each prefix of them would cost."""
+    """The scored regions of one case, and the loss of deploying each prefix of them."""
 
     scores: Floats  # distinct scores of the case's regions, descending
     surrogate: Floats  # (1 + scores): L4 with nothing accepted, then with all regions of score >= scores[j - 1]
@@ -43,7 +43,7 @@ class Gated:
         if not len(self.surrogate) == len(self.deployed) == len(self.kept) == rungs:
             raise BadInput(f"a gated case with {rungs - 1} scores needs {rungs} losses, got {len(self.surrogate)}")
         if (np.diff(self.scores) >= 0).any() or self.surrogate[0] or self.deployed[0]:
-            raise BadInput("scores must fall strictly and accepting nothing must cost nothing")
+            raise BadInput("scores must fall strictly, and the loss must be 0 if no region is accepted")
 
 
 def gated(scores: Floats, sizes: Floats, harmful: Floats, area: int) -> Gated:
@@ -83,7 +83,7 @@ def gate_table(
     ``at`` replaces the exact jump points by thresholds that were fixed in advance.
     """
     if loss not in TABLES:
-        raise BadInput(f"a gate's loss is 'surrogate', 'deployed' or 'envelope', got {loss!r}")
+        raise BadInput(f"the loss of a gate must be 'surrogate', 'deployed' or 'envelope', got {loss!r}")
     at = thresholds(cases) if at is None else np.sort(np.asarray(at, dtype=float))[::-1]
     # of each case: how many of its distinct scores lie strictly above each threshold
     above = [np.searchsorted(-case.scores, -at, side="left") for case in cases]
@@ -106,7 +106,8 @@ TABLES = ("surrogate", "deployed", "envelope")
 
 
 def gated_case(archive: Archive, case_id: str, *, keep_small: bool = False) -> Gated:
-    """One case's regions and what each prefix of them costs; deployed HA is measured on the gated masks (L1-L4, L9)."""
+    """Return the regions of one case and the loss of each prefix of them; deployed HA is measured on the gated masks
+    (L1-L4, L9)."""
     configuration = archive.configuration
     min_area, ignore = int(configuration.get("min_area", 16)), configuration.get("ignore")
     masks, label = archive.masks(case_id), archive.label(case_id)
@@ -138,7 +139,7 @@ def gated_cases(
     A case whose scores cannot be computed is rolled back, and so it costs nothing either; not all cases may be such.
     """
     if population not in POPULATIONS:
-        raise BadInput(f"a gate's population is {' or '.join(POPULATIONS)}, got {population!r}")
+        raise BadInput(f"the population of a gate must be {' or '.join(POPULATIONS)}, got {population!r}")
     labelled = [case for case in archive.ids if archive.entry(case).labelled]
     if labelled and all(region_scores(archive.observation(case, 1)) is None for case in labelled):
         raise BadInput(f"no case of {archive.path} has region scores: {OFF_GRID}; calibrate another policy")
@@ -216,7 +217,8 @@ def certify_gate(
         kept=0.0 if chosen is None else float(table.kept[chosen]),
         advice=refusal(alpha, table.units, floor, needed, unit)
         if cut is None
-        else "Regions with an entropy drop above the certified threshold are kept, the rest goes back to M0.",
+        else "Regions with an entropy drop above the certified threshold are kept; the rest of the edit goes "
+        "back to M0.",
         curve=curve(table, bounds),
         details={"population": population, "within_cluster": within},
         deployed=_deployed(tables, chosen, ungated, _judged(archive, ids)),

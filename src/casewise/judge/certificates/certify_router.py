@@ -31,7 +31,7 @@ ORDERS = 25  # fixed permutations over which betting averages the luck of the or
 
 @dataclass(frozen=True)
 class Promise:
-    """What is to be promised: risks with their alphas, and the method."""
+    """Losses and levels of a promise: risks with their alphas, and the method."""
 
     losses: tuple[str, ...] = ("ha",)
     alphas: tuple[float, ...] = (0.1,)
@@ -43,19 +43,15 @@ class Promise:
 
     def __post_init__(self) -> None:
         if not self.losses or len(self.losses) != len(self.alphas) or set(self.losses) - set(LOSSES):
-            raise BadInput(
-                f"need one alpha for each loss among {', '.join(LOSSES)}, got {self.losses} and {self.alphas}"
-            )
+            raise BadInput(f"need one alpha per loss among {', '.join(LOSSES)}, got {self.losses} and {self.alphas}")
         if self.delta is None and len(self.losses) > 1:
             raise BadInput("CRC certifies one risk at a time; several at once need method 'ltt' and --delta")
         if self.low_mid not in ("envelope", "fixed"):
-            raise BadInput(f"the low/mid cut is handled by 'envelope' or 'fixed', got {self.low_mid!r}")
+            raise BadInput(f"low_mid must be 'envelope' or 'fixed', got {self.low_mid!r}")
         if not 0 <= self.margin < 1:
-            raise BadInput(
-                f"a margin is a loss of the metric between 0 and 1, e.g. 0.01 for a point, got {self.margin}"
-            )
+            raise BadInput(f"a margin must be a loss of the metric between 0 and 1, such as 0.01, got {self.margin}")
         if self.margin and "harmed" not in self.losses:
-            raise BadInput(f"a margin is for the loss 'harmed', got {', '.join(self.losses)}; leave it out")
+            raise BadInput(f"a margin works only with the loss 'harmed', got {', '.join(self.losses)}; leave it out")
 
     @property
     def label(self) -> str:
@@ -100,7 +96,7 @@ def noted(archive: Archive, policy: Policy, question: Mapping[str, Any], *, forc
     """
     warning = check_go(policy, force=force)
     attempt = certification_attempt(archive, {"policy": policy_digest(policy), "name": policy.name, **question})
-    warnings = [f"{warning}. It was certified all the same (--set force=true)."] if warning else []
+    warnings = [f"{warning}. It was certified nevertheless (--set force=true)."] if warning else []
     warnings += [attempt_sentence(attempt)] if attempt > 1 else []
     return {"attempt": attempt, "warnings": tuple(warnings)}
 
@@ -166,12 +162,12 @@ def issued(
 
 
 def _flag_sentence(archive: Archive, policy: Policy, delta: float, designs: int) -> str:
-    """Return what is promised about the share of flagged cases; nothing if the flag was fitted on these patients."""
+    """Return the promise about the share of flagged cases; nothing if the flag was fitted on these patients."""
     if not policy.flag or policy.groups:
         return ""
     known = set(policy.calibration_clusters or policy.calibration_cases)
     if any((entry.cluster or entry.id) in known for entry in archive.entries.values()):
-        return f" How many cases are flagged is not promised: the flag was fitted on these {UNIT[1]}."
+        return f" The share of flagged cases is not promised, because the flag was fitted on these {UNIT[1]}."
     share, most = flagged_share(archive, policy, delta=delta)
     return (
         f" With probability at least {1 - delta * designs:g}, at most {most:.1%} of the cases of a new "
@@ -193,7 +189,7 @@ def flagged_share(archive: Archive, policy: Policy, *, delta: float) -> tuple[fl
 
 
 def limits(asked: Promise, units: int, kind: str, delta: float | None = None) -> tuple[float, int]:
-    """Return the smallest alpha that n units support, and the n that the asked alpha needs."""
+    """Return the smallest alpha that n units support, and the n that the given alpha needs."""
     smallest, level = min(asked.alphas), delta or asked.delta
     needed = risk_control.patients_needed(smallest, delta=level, binary=kind != "betting")
     if level is None:
@@ -227,7 +223,7 @@ def tested_cuts(tables: Sequence[LossTable], asked: Promise, kind: str, level: f
 
     Args:
         tables: The losses of each risk, over the same cuts.
-        asked: What is to be promised.
+        asked: Losses and levels of the promise.
         kind: Kind of p-value.
         level: Chance that the walk passes a cut whose risk is above alpha.
 
@@ -277,7 +273,7 @@ def reliability_points(
         certified: The losses that the setting is chosen by.
         paid: The deployed losses of the same units, at the same settings.
         fresh: Both tables of evaluation cases; without them each unit is scored by the setting of the others.
-        source: Where ``fresh`` comes from, in words.
+        source: Origin of ``fresh``, in words.
     """
     points = risk_control.reliability(certified, paid, fresh)
     left_out = "leave-one-out on the calibration cases"

@@ -5,7 +5,7 @@ For a rollback cut the deployed harm grows with the cut, so conformal risk contr
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,7 +21,7 @@ from casewise.core.text import UNIT, pluralize
 from casewise.judge import policy as policies
 from casewise.judge.controllers.metadata import metadata_of
 from casewise.judge.decide import replay_case
-from casewise.judge.ledger import was_compared
+from casewise.judge.ledger import compared_designs
 from casewise.judge.outcomes import deployed_rows, judged_share, outcomes
 
 Floats = NDArray[np.float64]
@@ -77,13 +77,11 @@ def cluster_rows(losses: Floats, clusters: Sequence[Hashable] | None, within: st
     maximum of monotone losses in [0, 1] is again one, so the same certificate holds per patient with n = patients.
     """
     if within not in ("mean", "max"):
-        raise BadInput(f"within a cluster losses are joined by 'mean' or 'max', got {within!r}")
+        raise BadInput(f"losses of a cluster must be joined by 'mean' or 'max', got {within!r}")
     if clusters is None:
         return losses
     if len(clusters) != len(losses):
-        raise BadInput(
-            f"need one cluster per case, got {pluralize(len(clusters), 'cluster')} for {pluralize(len(losses), 'case')}"
-        )
+        raise BadInput(f"need one cluster per case, got {len(clusters)} for {pluralize(len(losses), 'case')}")
     names, number = np.unique(np.asarray([str(name) for name in clusters]), return_inverse=True)
     join = np.mean if within == "mean" else np.max
     return np.stack([join(losses[number == k], axis=0) for k in range(len(names))])
@@ -94,8 +92,8 @@ def rollback_table(
 ) -> LossTable:
     r"""Losses :math:`L_i(c) = h_i 1[u_i < c]` at every jump point c: the distinct values ascending, then infinity.
 
-    ``values`` are the calibration coordinates u, ``losses`` the loss h of the action that is deployed if the case is
-    kept. A case is rolled back iff u >= c, so the first cut keeps nothing and the last keeps everything.
+    ``values`` are the calibration coordinates u, ``losses`` the loss h of the action for a kept case. A case is rolled
+    back iff u >= c, so the first cut keeps nothing and the last keeps everything.
 
     >>> rollback_table([1.0, 2.0], [0.5, 1.0]).losses
     array([[0. , 0.5, 0.5],
@@ -130,17 +128,22 @@ class Evidence:
 
 
 def router_evidence(
-    archive: Archive, policy: Policy, *, overlap: bool = True, margin: float = 0.0, chosen: bool = True
+    archive: Archive,
+    policy: Policy,
+    *,
+    overlap: bool = True,
+    margin: float = 0.0,
+    together: Collection[str] | None = (),
 ) -> Evidence:
     """Return the evidence for a router from all labelled cases; ``overlap=False`` refuses its calibration cases.
 
-    ``chosen=False`` means that all compared designs are tested together, so no comparison picked this policy.
+    ``together`` names the designs that are tested together, whose choice is paid for; None stands for all of them.
     ``margin`` is the loss of the metric that a case may have before it counts as harmed.
     """
     check_router(policy)
     policies.check_binding(policy, archive.binding)
     if policies.among_candidates(policy):
-        return _choice_evidence(archive, policy, margin, chosen)
+        return _choice_evidence(archive, policy, margin, together)
     if not overlap:
         policies.check_held_out(policy, archive.entries.values())
     if policy.options.get("coordinate") == "risk" and set(policy.calibration_cases) & set(archive.ids):
@@ -165,8 +168,8 @@ def check_router(policy: Policy) -> None:
     """Refuse a policy that does not roll back above a cut."""
     if policies.is_hybrid(policy):
         raise Refused(
-            f"policy {policy.name!r} is hybrid: its cut-points are a function of the stream, so no calibration can "
-            f"certify them; certify the seed-only policy"
+            f"policy {policy.name!r} is hybrid: its cut-points change with new cases, so they cannot be "
+            f"certified; certify a policy without hybrid"
         )
     hard = dict(policy.options.get("hard", {"action": "rollback"}))
     if policies.among_candidates(policy):
@@ -179,17 +182,17 @@ def check_router(policy: Policy) -> None:
 
 
 def _check_kept_aside(policy: Policy, archive: Archive) -> None:
-    """Refuse labels that chose or fitted the policy, and say what to do."""
+    """Refuse labels that chose or fitted the policy, and name the remedy."""
     try:
         policies.check_held_out(policy, archive.entries.values())
     except Overlap as error:
         raise Overlap(
-            f"{error}. Keep {UNIT[1]} aside that calibrate never sees, or let certify halve them by itself: "
+            f"{error}. Keep {UNIT[1]} aside that calibrate does not use, or let certify split them: "
             "casewise certify ARCHIVE --policy default --method ltt"
         ) from error
 
 
-def _choice_evidence(archive: Archive, policy: Policy, margin: float, chosen: bool) -> Evidence:
+def _choice_evidence(archive: Archive, policy: Policy, margin: float, together: Collection[str] | None) -> Evidence:
     """Return the evidence for a policy that chooses among all candidates: losses, and the size of the edit.
 
     The cut is on the size of the edit: a larger edit goes back to M0, so losses only grow with the cut. A policy that
@@ -197,11 +200,12 @@ def _choice_evidence(archive: Archive, policy: Policy, margin: float, chosen: bo
     """
     own = policies.controller_of(policy)
     plain = policy.name == own.name and not getattr(own, "learned", True)  # no label chose or fitted it
-    if plain and chosen and was_compared(archive, policy.name):
+    compared = compared_designs(archive) if plain and together is not None else frozenset[str]()
+    if policy.name in compared and (others := sorted(compared - {policy.name, *(together or ())})):
         raise Refused(
-            f"designs were compared with these labels, {policy.name!r} among them (the archive's ledger says so), so "
-            f"they chose it and cannot certify it. Certify on {UNIT[1]} that calibrate never saw, or with the choice: "
-            "casewise certify ARCHIVE --policy default --method ltt"
+            f"{policy.name!r} was compared with {', '.join(others)} on these labels (the archive's ledger says so), so "
+            f"they chose it and cannot certify it. Certify on {UNIT[1]} that calibrate did not use, or certify "
+            f"the choice, too: casewise certify ARCHIVE --policy default --method ltt"
         )
     if not plain:
         _check_kept_aside(policy, archive)
@@ -215,7 +219,8 @@ def _choice_evidence(archive: Archive, policy: Policy, margin: float, chosen: bo
 
 
 def _deployed_table(archive: Archive, policy: Policy) -> pd.DataFrame:
-    """Return what a policy deploys for each labelled case, with its metric and losses; flags change neither."""
+    """Return the state that a policy deploys for each labelled case, with its metric and losses; flags change
+    neither."""
     judge = replace(policies.judge_of(policy), flag=None)
     decided = [replay_case(archive, judge, case) for case in _labelled(archive)]
     return deployed_rows(archive, decided, judge.controller)

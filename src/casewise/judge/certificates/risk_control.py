@@ -8,7 +8,7 @@ with n <= 30 they do not hold.
 Conformal risk control bounds the expected loss of the next unit (Angelopoulos et al., ICLR 2024). An infeasible problem
 gives None, never an end point of the grid.
 
-:func:`plan` says how many labelled patients either way needs, and what the given ones can promise.
+:func:`plan` says how many labelled patients either way needs, and the risks that the given ones can promise.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def p_values(losses: ArrayLike, alpha: float, *, kind: str, delta: float = 0.1, 
     if kind == "hoeffding-bentkus":
         return hoeffding_bentkus(table.mean(axis=0), len(table), alpha)
     if kind != "binomial":
-        raise BadInput(f"a p-value is one of {', '.join(P_VALUES)}, got {kind!r}")
+        raise BadInput(f"a p-value must be one of {', '.join(P_VALUES)}, got {kind!r}")
     if not np.isin(table, (0.0, 1.0)).all():
         raise BadInput("the binomial p-value needs losses of 0 or 1; use 'hoeffding-bentkus' or 'betting'")
     return exact_binomial(table.mean(axis=0), len(table), alpha)
@@ -128,8 +128,8 @@ def share_bound(values: ArrayLike, confidence: float, *, binary: bool) -> float:
     Args:
         values: One value per unit (patient or sequence), in [0, 1].
         confidence: Chance, over draws of the units, that the bound holds.
-        binary: Whether each value is 0 or 1 by construction (one case per patient). Then the bound is
-            Clopper-Pearson's, else that of Hoeffding and Bentkus. That all values happen to be 0 or 1 is not enough.
+        binary: True if each value is 0 or 1 by construction (one case per patient). Then the bound is
+            Clopper-Pearson's, else that of Hoeffding and Bentkus. It is not enough that all values happen to be 0 or 1.
 
     Returns:
         The smallest share that the values refute at this confidence.
@@ -177,7 +177,7 @@ def conformal_setting(table: LossTable, alpha: float) -> int | None:
     """
     check_level("alpha", alpha)
     if not table.is_monotone:
-        raise BadInput("losses must not fall as settings keep more; take the envelope per case or use method 'ltt'")
+        raise BadInput("losses must not fall as settings keep more cases; use the envelope or method 'ltt'")
     safe = np.flatnonzero(conformal_bounds(table) <= alpha + ACCEPT)
     return int(safe[-1]) if safe.size else None
 
@@ -252,10 +252,10 @@ def patients_needed(
     Args:
         alpha: The risk that is promised.
         delta: Chance that the promise fails; None for a promise in expectation (conformal risk control).
-        binary: Whether a patient loses 0 or 1 by construction (one case each, or the worst case counts). Otherwise
+        binary: True if a patient loses 0 or 1 by construction (one case each, or the worst case counts). Otherwise
             learn-then-test bets, which needs a little more.
         designs: Designs that are certified together; each gets its share of delta.
-        halved: Whether one half of the patients fits what the other half tests.
+        halved: True if one half of the patients fits the designs and the other half tests them.
 
     Returns:
         The number of patients, if none of them shows any loss.
@@ -280,12 +280,13 @@ PLANNED = (0.05, 0.10, 0.15, 0.20, 0.30)
 
 @dataclass(frozen=True)
 class SampleSize:
-    """What is needed for (alpha, delta), and what n cases buy."""
+    """The number of cases that (alpha, delta) needs, and the risks that n cases can certify."""
 
     alpha: float
     delta: float
     crc_cases: int  # before CRC certifies anything
-    ltt_cases: int  # before learn-then-test certifies anything, with no loss observed at all
+    ltt_cases: int  # before learn-then-test certifies loss "harmed" with one case per patient, with no loss observed
+    betting_cases: int  # the same for other losses, or with several cases per patient
     default_cases: int  # the same with the choice among designs: half of them fit the designs, half test them
     cases: int | None = None
     crc_alpha: float | None = None  # smallest alpha that CRC can promise with ``cases``
@@ -297,7 +298,8 @@ class SampleSize:
 def plan(alpha: float, delta: float = 0.1, cases: int | None = None) -> SampleSize:
     """Sample sizes for CRC (in expectation) and LTT (with probability 1 - delta), and the reach of ``cases``."""
     together = patients_needed(alpha, delta=delta, binary=False, designs=TOGETHER, halved=True)
-    needed = SampleSize(alpha, delta, patients_needed(alpha), patients_needed(alpha, delta=delta), together)
+    harmed, others = (patients_needed(alpha, delta=delta, binary=binary) for binary in (True, False))
+    needed = SampleSize(alpha, delta, patients_needed(alpha), harmed, others, together)
     if cases is None:
         return needed
     return replace(

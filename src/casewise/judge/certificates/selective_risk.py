@@ -72,11 +72,9 @@ def selected(
     s, loss = np.asarray(scores, dtype=float), check_losses(losses)
     stream = np.asarray(deployed, dtype=float)
     if s.shape != loss.shape or s.ndim != 1 or not len(s) or not len(stream):
-        raise BadInput(
-            f"need one score and one loss for each {UNIT[0]}, got {s.shape}, {loss.shape} and {stream.shape}"
-        )
+        raise BadInput(f"need one score and one loss per {UNIT[0]}, got {s.shape}, {loss.shape} and {stream.shape}")
     if binary and not np.isin(loss, (0.0, 1.0)).all():
-        raise BadInput("losses that are 0 or 1 by construction are needed here, got others; leave out binary")
+        raise BadInput("binary=True needs losses of 0 or 1, got others; leave out binary")
     cuts = np.unique(np.concatenate([s, stream]))
     cuts = cuts[(cuts < below) & np.isfinite(cuts)]
     lost = (loss[:, None] * (s[:, None] <= cuts[None, :])).sum(axis=0)
@@ -96,7 +94,7 @@ def selected(
 
 
 def kept_scores(archive: Archive, policy: Policy, cases: Sequence[str]) -> list[float | None]:
-    """Return the score by which each case is kept; infinite if a policy among candidates deploys M0 by itself."""
+    """Return the score by which each case is kept; infinite if a policy among candidates deploys M0."""
     if not among_candidates(policy):
         controller = controller_of(policy)
         return [replay_case(archive, controller, case).value for case in cases]
@@ -114,10 +112,10 @@ def certify_kept(
     are for these cases and no others.
     """
     if len(asked.losses) != 1 or asked.delta is not None:
-        raise BadInput("the risk among the kept is certified for one loss, in expectation (method crc)")
+        raise BadInput("--among-kept works with one loss and method crc only")
     check_router(policy)
     if policy.groups:
-        raise BadInput("the risk among the kept is certified for a router with one pair of cut-points; use mode union")
+        raise BadInput("--among-kept needs a router with one pair of cut-points; use mode union")
     check_held_out(policy, deployed.entries.values())
     check_go(policy, force=force)
     evidence = router_evidence(archive, policy, margin=asked.margin)

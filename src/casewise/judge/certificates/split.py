@@ -24,6 +24,7 @@ from casewise.core.records import Policy
 from casewise.core.seeds import RESAMPLING_SEED
 from casewise.core.text import UNIT
 from casewise.data.splits import cluster_of
+from casewise.judge.calibration.adoption import patients_for_chance
 from casewise.judge.certificates.certificate import Certificate
 from casewise.judge.certificates.certify_router import Promise, certify_router
 from casewise.judge.certificates.risk_control import patients_needed
@@ -45,11 +46,12 @@ class PromiseSplit:
         return max(0.0, self.alpha * (len(self.certifying) + 1) - 1)
 
     def sentence(self) -> str:
-        """Return what the promise costs, as a sentence."""
+        """Return the cost of the promise, as a sentence."""
         return (
             f"{len(self.learning)} {UNIT[1]} learn and choose, {len(self.certifying)} others certify a risk of at most "
             f"{self.alpha:g} and take no part in learning; they may lose {self.tolerated:.2g} in total before cases "
             "must be rolled back to M0. Without a promise all of them would learn, and only estimates would be printed"
+            f"{_too_few_to_adopt(len(self.learning))}"
         )
 
 
@@ -64,7 +66,7 @@ def split_for_promise(patients: Iterable[str], alpha: float) -> PromiseSplit:
         alpha: The risk that is to be promised.
 
     Returns:
-        Who learns and who certifies.
+        The patients for learning and those for certifying.
 
     Raises:
         TooFewCases: Fewer than :data:`FEWEST_LEARNING` patients would remain for learning.
@@ -79,8 +81,9 @@ def split_for_promise(patients: Iterable[str], alpha: float) -> PromiseSplit:
     if len(names) - needed < FEWEST_LEARNING:
         raise TooFewCases(
             f"a promise of at most {alpha:g} needs {needed} {UNIT[1]} that take no part in learning, and learning "
-            f"needs {FEWEST_LEARNING}: {needed + FEWEST_LEARNING} in all, got {len(names)}. Label more, promise less "
-            "(a larger alpha), or leave the promise out: then all of them learn and the gain is estimated"
+            f"needs {FEWEST_LEARNING}: {needed + FEWEST_LEARNING} in all, got {len(names)}"
+            f"{_too_few_to_adopt(FEWEST_LEARNING)}. Label more, promise less (a larger alpha), or leave the promise "
+            "out: then all of them learn and the gain is estimated"
         )
     more = round(1 / alpha)
     while needed + more <= len(names) // 2:
@@ -91,6 +94,11 @@ def split_for_promise(patients: Iterable[str], alpha: float) -> PromiseSplit:
     )
 
 
+def _too_few_to_adopt(learning: int) -> str:
+    least = patients_for_chance()
+    return "" if learning >= least else f"; nothing is deployed but M0 unless {least} {UNIT[1]} learn"
+
+
 def certify_held_out(
     archive: Archive, policy: Policy, split: PromiseSplit, *, loss: str = "harmed", margin: float = 0.01
 ) -> tuple[Certificate, Policy]:
@@ -98,8 +106,8 @@ def certify_held_out(
 
     Args:
         archive: The recorded cases of both; only those of the certifying patients are read.
-        policy: What was learned and chosen, frozen.
-        split: Who learned and who certifies.
+        policy: The frozen policy after learning and choosing.
+        split: The patients for learning and those for certifying.
         loss: ``"harmed"``, ``"ha"``, ``"dice"`` or ``"worse-voxels"``.
         margin: For ``"harmed"``: the loss of the metric from which a case counts as harmed.
 

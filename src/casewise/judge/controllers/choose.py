@@ -33,7 +33,7 @@ def state_of(text: str) -> State:
     """
     found = _STATE.fullmatch(text)
     if found is None:
-        raise BadInput(f"a candidate is named like '3', '2~0.5' or 'views:3', got {text!r}")
+        raise BadInput(f"a candidate must be named like '3', '2~0.5' or 'views:3', got {text!r}")
     state = State(int(found["step"]), float(found["shrink"] or 0))
     return state.on(found["ladder"]) if found["ladder"] else state
 
@@ -63,7 +63,7 @@ def compared_masks(
     states = list(candidate_signals(seen))
     lost = [state for state in states if state not in masks]
     if lost:
-        raise BadInput(f"case {seen.case_id} shows candidate {lost[0]} without its mask; give the masks of all")
+        raise BadInput(f"case {seen.case_id} has no mask of candidate {lost[0]}; give the masks of all candidates")
     mute = non_voting(seen, silent)
     voters = [k for k, state in enumerate(states) if str(state) not in mute]
     return candidates_of([masks[state] for state in states], voters=voters, background=background)
@@ -115,9 +115,7 @@ class _AmongAll:
     def _value(self, seen: Observation, signals: Signals, name: str) -> float:
         value = signals.get(name)
         if value is None:
-            raise BadInput(
-                f"case {seen.case_id} has no signal {name!r}; show the masks of all candidates (compared), two or more"
-            )
+            raise BadInput(f"case {seen.case_id} has no signal {name!r}; show the masks of all (compared), two or more")
         return float(value)
 
     def _verdict(
@@ -131,9 +129,7 @@ class _AmongAll:
             return Verdict(SOURCE, Action.ROLLBACK, reason=reason, **found)
         if self.cut_high < float("inf"):
             if edit is None:
-                raise BadInput(
-                    f"case {seen.case_id} has no size of its edit; show the masks of all candidates (compared)"
-                )
+                raise BadInput(f"case {seen.case_id} has no size of its edit; show the masks of all (compared)")
             if edit >= self.cut_high:
                 why = f"M0: the edit of {seen.called(state)} ({edit:.4f}) reaches the cut {self.cut_high:.4f}"
                 return Verdict(SOURCE, Action.ROLLBACK, reason=why, **found)
@@ -151,7 +147,7 @@ class AgreementRule(_AmongAll):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.rule not in RULES:
-            raise BadInput(f"the rules are {', '.join(RULES)}, got {self.rule!r}")
+            raise BadInput(f"the rule must be one of {', '.join(RULES)}, got {self.rule!r}")
         if self.rule == "fixed":
             state_of(self.candidate)
 
@@ -187,7 +183,7 @@ class AgreementRule(_AmongAll):
         candidates, mute = candidate_signals(seen), non_voting(seen, self.silent)
         single = [state for state in candidates if state != consensus and str(state) not in mute]
         if single == [SOURCE] and mute != self.silent:
-            return self._verdict(seen, SOURCE, "M0: no other candidate could be read")
+            return self._verdict(seen, SOURCE, "M0: there is no other candidate")
         if self.rule == "consensus":
             return self._verdict(seen, consensus, "the consensus of the candidates")
         if self.rule == "fixed":
@@ -196,10 +192,10 @@ class AgreementRule(_AmongAll):
         if self.rule == "low-agreement":
             own = candidates[SOURCE].get("agreement")
             if own is None:
-                return self._verdict(seen, SOURCE, "M0 and the others hold nothing")
+                return self._verdict(seen, SOURCE, "all candidates are empty")
             if own < self.threshold:
-                return self._verdict(seen, consensus, f"M0 agrees with the others by {own:.3f} only")
-            return self._verdict(seen, SOURCE, f"M0 agrees with the others by {own:.3f}")
+                return self._verdict(seen, consensus, f"M0 agrees with the others with Dice {own:.3f} only")
+            return self._verdict(seen, SOURCE, f"M0 agrees with the others with Dice {own:.3f}")
         likeness = {state: self._value(seen, signals, "likeness") for state, signals in candidates.items()}
         among = single if self.rule == "medoid" else list(candidates)
         best = max(among, key=lambda state: likeness[state])
@@ -246,7 +242,7 @@ class Choose(_AmongAll):
         if len(self.weights) != len(FEATURES):
             raise BadInput(f"choose needs {len(FEATURES)} weights, got {len(self.weights)}; run casewise calibrate")
         if not self.spread >= 0:
-            raise BadInput(f"the spread is 0 or more, infinite to stay at the anchor; got {self.spread}")
+            raise BadInput(f"the spread must be 0 or more, or infinite to always keep the anchor; got {self.spread}")
         state_of(self.anchor)
 
     def expected(self, seen: Observation) -> dict[State, tuple[float, float]]:
@@ -283,7 +279,7 @@ class Choose(_AmongAll):
         if low > 0:
             why = f"{seen.called(best)} is expected to gain {gain:+.4f} over {said}, at least {low:+.4f}"
             return self._verdict(seen, best, why)
-        return self._verdict(seen, anchor, f"{said}: nothing is surely better on this case")
+        return self._verdict(seen, anchor, f"{said}: no other candidate is surely better on this case")
 
 
 def _jackknife_error(drawn: Any) -> float:

@@ -48,7 +48,7 @@ def last_before_turn(seen: Observation, turn: SignalTurn, cap: int) -> tuple[int
             return step - 1, f"{turn} at step {step}, so step {step - 1} is deployed"
     if seen.step < cap:
         return None
-    return cap, f"{turn.signal} did not turn within {pluralize(cap, 'step')}"
+    return cap, f"{turn.signal} did not change direction within {pluralize(cap, 'step')}"
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ class Source:
 
 @dataclass(frozen=True)
 class FixedK:
-    """Deploy step k of the trajectory, whatever it looks like (E1)."""
+    """Deploy step k of the trajectory for every case (E1)."""
 
     step: int
 
@@ -173,7 +173,7 @@ class FixedK:
 
     def __post_init__(self) -> None:
         if self.step < 0:
-            raise BadInput(f"fixed-k deploys a step >= 0, got {self.step}")
+            raise BadInput(f"fixed-k needs a step of at least 0, got {self.step}")
 
     def decide(self, seen: Observation) -> Verdict | None:
         """Return step k; None until it was made."""
@@ -181,7 +181,7 @@ class FixedK:
             return None
         action = Action.KEEP if self.step else Action.ROLLBACK
         made = pluralize(self.step, "candidate" if seen.rungs.get("") else "update")
-        return Verdict(State(self.step), action, reason=f"a fixed budget of {made}")
+        return Verdict(State(self.step), action, reason=f"every case gets {made}")
 
 
 @dataclass(frozen=True)
@@ -215,5 +215,5 @@ class Settled:
         settled = len(quiet) == self.patience and all(quiet)
         if not settled and seen.step < self.cap:
             return None
-        why = f"the consensus settled after {seen.step} views" if settled else f"{seen.step} views are all there are"
+        why = f"the consensus was stable after {seen.step} views" if settled else f"all {seen.step} views were used"
         return Verdict(State(seen.step), Action.KEEP, coordinate="settled", reason=why)

@@ -1,7 +1,7 @@
 """Flags: estimate the quality of a deployed mask without a label, and ask a person where it may be low.
 
 Any policy may carry a flag. The deployed mask then gets an estimate of its metric and a conformal lower bound of it. A
-case is flagged where the lower bound is below the metric that was asked for.
+case is flagged if the lower bound is below the limit.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class Quality:
 
     def __post_init__(self) -> None:
         if not 0 < self.level < 1:
-            raise BadInput(f"a lower bound holds at a level between 0 and 1, got {self.level}")
+            raise BadInput(f"the level of a lower bound must be between 0 and 1, got {self.level}")
         if self.softening <= 0:
-            raise BadInput(f"the softening is above 0, got {self.softening}")
+            raise BadInput(f"the softening must be above 0, got {self.softening}")
 
     def of(self, agreement: float | None) -> tuple[float, float] | None:
         """Return (estimate, lower bound), both in 0..1; None if the signal is missing."""

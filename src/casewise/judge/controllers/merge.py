@@ -133,11 +133,9 @@ class Merge(_AmongAll):
         for name in ("weights", "center", "scale"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
         if len(self.weights) != len(PIECE_FEATURES) + 1 or len(self.center) != len(self.scale):
-            raise BadInput(
-                f"merge needs {len(PIECE_FEATURES) + 1} weights, got {len(self.weights)}; run casewise calibrate"
-            )
+            raise BadInput(f"merge needs {len(PIECE_FEATURES) + 1} weights, got {len(self.weights)}; calibrate it")
         if np.isnan(self.threshold):
-            raise BadInput("a threshold is a number, or infinite to reject everything; got NaN")
+            raise BadInput("a threshold must be a number, or infinite to reject everything; got NaN")
 
     @property
     def edited(self) -> State:

@@ -22,8 +22,8 @@ UNSCORED = "unscored"
 """The bucket of a case without any scored region: a certificate of scored cases does not cover it."""
 
 OFF_GRID = (
-    "'drop' could not be computed, because the model's logits lie on another grid than its mask (patches that do not "
-    "cover the image one to one)"
+    "'drop' could not be computed, because the model's logits are on another grid than its mask (patches that do "
+    "not cover the image one to one)"
 )
 
 
@@ -42,7 +42,7 @@ class RegionGate:
 
     def __post_init__(self) -> None:
         if np.isnan(self.threshold):
-            raise BadInput("a gate's threshold is a number, or infinite to reject everything; got NaN")
+            raise BadInput("the threshold of a gate must be a number, or infinite to reject everything; got NaN")
 
     def decide(self, seen: Observation) -> Verdict | None:
         """Return the accepted regions, or a rollback if there are none; None before step 1."""
@@ -72,7 +72,7 @@ class RegionGate:
 
 
 def region_scores(seen: Observation) -> list[float] | None:
-    """Return the region scores of step 1 by number; None if the logits lie on another grid than the mask."""
+    """Return the region scores of step 1 by number; None if the logits are on another grid than the mask."""
     found = {int(name[len(DROP) :]): value for name, value in seen.signals[1].items() if name.startswith(DROP)}
     known = {number: value for number, value in found.items() if value is not None}
     if sorted(known) != list(range(len(known))):
@@ -83,7 +83,7 @@ def region_scores(seen: Observation) -> list[float] | None:
         if "drop" in seen.signals[1] and not seen.rungs.get(""):
             return None
         why = (
-            "holds views or other candidates that are no updates, and only updates have region scores; record with "
+            "has views or other candidates without updates, and only updates have region scores; record with "
             "--propose tent --set signals=drop, or calibrate another policy"
             if seen.rungs.get("")
             else "was recorded without region scores; record with the signal 'drop'"

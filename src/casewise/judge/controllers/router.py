@@ -34,13 +34,13 @@ class Bucket:
 
     def __post_init__(self) -> None:
         if self.action not in ("rollback", "ask", "depth", "stop"):
-            raise BadInput(f"a bucket's action is rollback, ask, depth or stop, got {self.action!r}")
+            raise BadInput(f"the action of a bucket must be rollback, ask, depth or stop, got {self.action!r}")
         if self.action in ("depth", "stop") and self.depth < 1:
             raise BadInput(f"action {self.action} needs a depth of at least 1, got {self.depth}")
         if self.shrink and self.action != "depth":
-            raise BadInput(f"only a fixed depth can be shrunk, got action {self.action} with shrink {self.shrink}")
+            raise BadInput(f"only the action depth can have shrink, got action {self.action} with shrink {self.shrink}")
         if not 0 <= self.shrink < 1:
-            raise BadInput(f"shrink is the share of the way back to M0, in [0, 1), got {self.shrink}")
+            raise BadInput(f"shrink, the share of the way back to M0, must be in [0, 1), got {self.shrink}")
         TURNS[self.rule]
 
     @property
@@ -58,7 +58,7 @@ class Bucket:
         if self.action == "rollback":
             return SOURCE, Action.ROLLBACK, "M0 is deployed"
         if self.action == "ask":
-            return SOURCE, Action.ROLLBACK, "a person is asked, and M0 is deployed until then"
+            return SOURCE, Action.ROLLBACK, "a person must decide; M0 is used until then"
         if self.action == "stop":
             found = last_before_turn(seen, TURNS[self.rule], self.depth)
             return None if found is None else (State(found[0]), Action.KEEP, found[1])
@@ -111,7 +111,7 @@ class Router:
 
     @property
     def needs(self) -> frozenset[str]:
-        """The coordinate, and what the stop rules of its buckets read."""
+        """The coordinate, and the signals of the stop rules of its buckets."""
         return needed(self.coordinate).union(*(bucket.needs for bucket in (self.low, self.mid, self.hard)))
 
     @property

@@ -1,4 +1,4 @@
-r"""Alarm from labelled audits: is the risk above what was promised?
+r"""Alarm from labelled audits: is the risk above the promise?
 
 One loss per patient (or sequence) counts: the mean over the patient's audited cases. With stakes from past losses,
 
@@ -9,7 +9,7 @@ probability at most delta.
 
 A certificate by learn-then-test bounds the risk of the very policy that it was issued for, so audits are held against
 its alpha. A certificate by conformal risk control bounds an average over calibration sets: the risk of one certified
-policy may lie above alpha. :func:`audit_limit` adds what n patients leave open.
+policy may be above alpha. :func:`audit_limit` adds the uncertainty of n patients.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def agrapa_stakes(losses: ArrayLike, limit: float) -> Floats:
 def check_loss(loss: float) -> float:
     """Refuse a monitored loss outside [0, 1]."""
     if not 0 <= loss <= 1:
-        raise BadInput(f"a monitored loss lies in [0, 1], got {loss}")
+        raise BadInput(f"a monitored loss must be in [0, 1], got {loss}")
     return float(loss)
 
 
@@ -103,7 +103,7 @@ def audit_of(certificate: Certificate, delta: float) -> Audit:
     """
     check_feasible(certificate)
     if certificate.method == "selection":
-        raise Refused("this certificate is about the kept cases of one batch, which later audits cannot test")
+        raise Refused("this certificate is for the kept cases of one batch, which later audits cannot test")
     if certificate.delta is not None:
         return Audit(certificate.alpha, delta)
     single = certificate.units == certificate.cases or certificate.details.get("within_cluster") == "max"

@@ -11,8 +11,8 @@ patient resemble each other, and bets on each of them raise alarms on healthy st
   uniform and independent while all are exchangeable, and wealth is bet against uniformity in both directions. It ever
   reaches :math:`1/\delta` with probability at most delta; then the calibration no longer applies and M0 is deployed.
   The pool must grow. Against a *fixed* pool the p-values are dependent through the pool's own luck, and the product of
-  bets alarms on half of all healthy streams (docs/explanation/certificates.md has the simulation). The price is that a
-  shift which is there from the first case on soon becomes part of the pool and may be missed.
+  bets alarms on half of all healthy streams (docs/explanation/certificates.md has the simulation). The cost: a shift
+  that exists from the first case on soon becomes part of the pool and may be missed.
 * :class:`GoLive` closes that gap once: the first m patients against the calibration pool, by a permutation test.
 """
 
@@ -31,15 +31,13 @@ from casewise.core.text import UNIT
 from casewise.judge.certificates.evidence import Floats, check_level
 
 _POWERS = np.arange(1, 10) / 10  # bets e p^(e-1): the smaller e, the more they like small p
-SUSPENDED = (
-    "the calibration no longer applies: the stream differs from the calibration cases. Deploying M0; recalibrate."
-)
-AUDITED = "the promise no longer holds: audited cases are harmed more than was promised. Deploying M0; recalibrate."
+SUSPENDED = "the calibration no longer applies: new cases differ from it. Every case gets M0 until you recalibrate."
+AUDITED = "the promise no longer holds: audited cases show more harm. Every case gets M0 until you recalibrate."
 _SHUFFLES = 4999
 
 
 class Alarm:
-    """What raises an alarm once; it stays raised."""
+    """A test that raises an alarm once; it stays raised."""
 
     alarm_at: int | None  # patients seen when the alarm was raised
 
@@ -93,7 +91,7 @@ class Exchangeability(Alarm):
 
 @dataclass(frozen=True)
 class GoLive(Alarm):
-    """Alarm when the first ``first`` patients of a stream differ from the calibration pool; asked once, suspends."""
+    """Alarm when the first ``first`` patients of a stream differ from the calibration pool; tested once, suspends."""
 
     calibration: tuple[float, ...]
     first: int = 20

@@ -67,10 +67,7 @@ def quota_drift(policy: Policy, deployed: Mapping[str, int]) -> str | None:
         f"{deployed.get(name, 0) / sum(deployed.values()):.0%}"
         for name in BUCKETS
     )
-    return (
-        f"QUOTA: the cut-points do not travel: calibrated -> deployed {said} of the {UNIT[1]} (p = {p:.3f}); "
-        "recalibrate"
-    )
+    return f"QUOTA: the buckets differ from calibration: {said} of the {UNIT[1]} (p = {p:.3f}); recalibrate"
 
 
 def _distance(drawn: np.ndarray, pooled: np.ndarray) -> np.ndarray:

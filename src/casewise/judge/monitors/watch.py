@@ -1,9 +1,9 @@
-"""The watch over one stream: its monitors and what they have seen, in one small file that survives restarts.
+"""The watch over one stream: its monitors and their state, in one small file that survives restarts.
 
 Every monitor counts patients (or sequences). Cases of one patient resemble each other, so a bet on each of them raises
 alarms on healthy streams: with four correlated cases per patient in one stream out of two. The numbers of a patient are
 those of its first case; its loss is the mean over its audited cases, and counts when the audits of the next patient
-begin. A case without a cluster is a patient by itself.
+begin. A case without a cluster counts as one patient.
 
 Three label-free numbers of a decision are watched, as far as the calibration cases have them: ``value`` (the number
 that the policy read: a router's coordinate, or the size of the edit), ``agreement`` of the deployed mask with the other
@@ -50,12 +50,12 @@ UNSEEN = (
     "No monitor sees a mistake that leaves these numbers as they were, such as a lesion that the model and all of its "
     "candidates miss in the same way. Only labelled audits show it."
 )
-OVERTAKEN = "the certificate is void: the watch of another policy took the place of this one's; start it again"
+OVERTAKEN = "the certificate is void: the watch belongs to another policy; start a new watch"
 
 
 @dataclass(frozen=True)
 class Watch:
-    """Monitors by name over one stream of one policy. A case is shown once, and a patient counts once."""
+    """Monitors by name over one stream of one policy. A case is added once, and a patient counts once."""
 
     calibration_id: str  # of the policy that is watched; another one refuses this state
     monitors: Mapping[str, Monitor] = field(default_factory=dict)
@@ -105,9 +105,7 @@ class Watch:
         """
         for name, value in numbers.items():
             if name not in WATCHED or math.isnan(value):
-                raise BadInput(
-                    f"{name} of case {case_id} must be one of {', '.join(WATCHED)} and must not be NaN, got {value}"
-                )
+                raise BadInput(f"{name} of case {case_id} must be one of {', '.join(WATCHED)} and no NaN, got {value}")
         if case_id in self.decided:
             return self
         decided = (*self.decided, case_id)
@@ -188,12 +186,12 @@ def start_watch(
         The watch, with nothing seen.
 
     Raises:
-        BadInput: A monitor lacks what it needs.
+        BadInput: A monitor lacks an input.
         Refused: A hybrid policy would run without its alarm.
     """
     check_binding(policy, archive.binding)
     if is_hybrid(policy) and "exchangeability" not in kinds:
-        raise Refused(f"policy {policy.name!r} is hybrid: it runs only under the exchangeability alarm; leave it on")
+        raise Refused(f"policy {policy.name!r} is hybrid and needs the monitor exchangeability; do not leave it out")
     monitors: dict[str, Monitor] = {}
     for kind in kinds:
         MONITORS[kind]
@@ -231,7 +229,7 @@ def calibration_numbers(archive: Archive, policy: Policy) -> dict[str, tuple[flo
         found.append(numbers_of(replace(decision, foreground=float(np.mean(mask > 0)))))
     pools = {name: tuple(one[name] for one in found) for name in WATCHED if all(name in one for one in found)}
     if not pools:
-        raise BadInput(f"{archive.path} has no case whose decisions could be watched; record cases first")
+        raise BadInput(f"{archive.path} has no case to compare with; record cases first")
     return pools
 
 

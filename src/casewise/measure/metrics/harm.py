@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from casewise.core.text import brief
-from casewise.measure.geometry import geometry_of
+from casewise.measure.geometry import region_shapes
 from casewise.measure.masks import Floats, Integers, checked_masks, checked_spacing, flat_values
 from casewise.measure.regions import Connectivity, Regions, regions_of
 
@@ -39,24 +39,12 @@ class Harm:
 
     @cached_property
     def table(self) -> NDArray[np.void]:
-        """One row per region: number, area, verdict, box_low, box_high (half-open), centroid, compactness, boundary,
-        distance (centroids, to the largest, in voxels), distance_mm (NaN without a spacing), share of |D|."""
-        shape = geometry_of(self.found)
-        apart = shape.distance_to_largest()
-        columns: dict[str, NDArray[Any]] = {
-            "number": shape.number,
-            "area": shape.area,
-            "verdict": np.array(VERDICTS)[np.sign(self.worse[shape.number]) + 1],
-            "box_low": shape.low,
-            "box_high": shape.high,
-            "centroid": shape.centroid,
-            "boundary": shape.boundary,
-            "compactness": shape.compactness,
-            "distance": apart,
-            "distance_mm": apart * np.nan if self.spacing is None else shape.distance_to_largest(self.spacing),
-            "share": shape.area / max(self.area, 1),
-        }
-        table = np.empty(len(apart), [(name, values.dtype, values.shape[1:]) for name, values in columns.items()])
+        """One row per region: number, area, box_low, box_high (half-open), centroid, boundary, compactness, distance
+        (centroids, to the largest, in voxels), distance_mm (NaN without a spacing), verdict, share of |D|."""
+        shapes = region_shapes(self.found, self.spacing)
+        verdict = np.array(VERDICTS)[np.sign(self.worse[shapes["number"]]) + 1]
+        columns = {**shapes, "verdict": verdict, "share": shapes["area"] / max(self.area, 1)}
+        table = np.empty(len(verdict), [(name, values.dtype, values.shape[1:]) for name, values in columns.items()])
         for name, values in columns.items():
             table[name] = values
         return table

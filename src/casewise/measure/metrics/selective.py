@@ -1,4 +1,4 @@
-"""How well a label-free confidence finds poor cases: risk-coverage curve, AURC, AUROC.
+"""Quality of a label-free confidence for finding poor cases: risk-coverage curve, AURC, AUROC.
 
 The risk of a case is 1 - Dice. Cases are kept in order of their confidence; cases of equal confidence share their mean
 risk, so their order does not matter.
@@ -30,7 +30,7 @@ class RiskCoverage:
 
     @property
     def excess(self) -> float:
-        """e-AURC: what the order costs above the best possible one."""
+        """e-AURC: the cost of the order above that of the best one."""
         return self.aurc - self.optimum
 
     @property

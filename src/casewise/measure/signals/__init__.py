@@ -28,58 +28,46 @@ class SignalInfo:
     probe: str = ""  # "module:function" below casewise.adapt, read from the episode when it is asked for
 
 
-SIGNALS: Registry[SignalInfo] = Registry(
-    "signal",
-    {
-        info.name: info
-        for info in (
-            SignalInfo("regions", "components of D of at least min_area voxels, n_reg", True),
-            SignalInfo("delta", "share of all voxels that changed, |D|/|Omega|", True),
-            SignalInfo("area", "voxels that changed, |D|", True),
-            SignalInfo("effective_regions", "(sum |R|)^2 / sum |R|^2 over all components", True),
-            SignalInfo("largest_share", "share of D in its largest component", False),
-            SignalInfo("singleton_share", "share of D in components of one voxel", True),
-            SignalInfo("delta_foreground", "|D| by the foreground of M0", True),
-            SignalInfo("largest", "voxels of the largest component of D", True),
-            SignalInfo("entropy", "mean entropy of M_k over all voxels, in nats", True),
-            SignalInfo("msp", "mean largest softmax probability of M_k over all voxels", False),
-            SignalInfo("entropy_on_d", "mean entropy of M_k over D, in nats", True),
-            SignalInfo("gradient_norm", "L2 norm of the gradient that took the step", True, 0, 1),
-            SignalInfo(
-                "grata_cosine",
-                "cosine of entropy and consistency gradient",
-                False,
-                8,
-                2,
-                probe="objectives.grata:grata_cosine",
-            ),
-            SignalInfo(
-                "augmentation_disagreement",
-                "1 - agreement under 8 augmentations",
-                True,
-                9,
-                probe="probes.perturbations:augmentation_disagreement",
-            ),
-            SignalInfo(
-                "dropout_disagreement",
-                "1 - agreement under dropout",
-                True,
-                9,
-                probe="probes.perturbations:dropout_disagreement",
-            ),
-            SignalInfo("agreement", "mean class Dice with the other candidates; pairs of empty masks left out", False),
-            SignalInfo("likeness", "the same, two empty masks being alike by 1", False),
-            SignalInfo("agreement_lowest", "agreement of the class that agrees least", False),
-            SignalInfo("agreement_consensus", "mean class Dice with the majority of the candidates", False),
-            SignalInfo("agreement_source", "mean class Dice with M0", False),
-            SignalInfo("agreement_all", "mean over all pairs of candidates of their mean class Dice", False),
-            SignalInfo("weighted_agreement", "agreement_all times the certainty of the votes on foreground", False),
-            SignalInfo("support", "share of the other candidates that hold the new label, mean over D", False),
-            SignalInfo("persistence", "share of D whose new label more than half of the others hold", False),
-            SignalInfo("area_change", "relative change of the foreground's size against M0", True),
-        )
-    },
+_SIGNALS = (
+    SignalInfo("regions", "components of D of at least min_area voxels, n_reg", True),
+    SignalInfo("delta", "share of all voxels that changed, |D|/|Omega|", True),
+    SignalInfo("area", "voxels that changed, |D|", True),
+    SignalInfo("effective_regions", "(sum |R|)^2 / sum |R|^2 over all components", True),
+    SignalInfo("largest_share", "share of D in its largest component", False),
+    SignalInfo("singleton_share", "share of D in components of one voxel", True),
+    SignalInfo("delta_foreground", "|D| by the foreground of M0", True),
+    SignalInfo("largest", "voxels of the largest component of D", True),
+    SignalInfo("entropy", "mean entropy of M_k over all voxels, in nats", True),
+    SignalInfo("msp", "mean largest softmax probability of M_k over all voxels", False),
+    SignalInfo("entropy_on_d", "mean entropy of M_k over D, in nats", True),
+    SignalInfo("gradient_norm", "L2 norm of the gradient that took the step", True, 0, 1),
+    SignalInfo(
+        "grata_cosine", "cosine of entropy and consistency gradient", False, 8, 2, probe="objectives.grata:grata_cosine"
+    ),
+    SignalInfo(
+        "augmentation_disagreement",
+        "1 - agreement under 8 augmentations",
+        True,
+        9,
+        0,
+        probe="probes.perturbations:augmentation_disagreement",
+    ),
+    SignalInfo(
+        "dropout_disagreement",
+        "1 - agreement under dropout",
+        True,
+        9,
+        0,
+        probe="probes.perturbations:dropout_disagreement",
+    ),
+    SignalInfo("agreement", "mean class Dice with the other candidates; pairs of empty masks left out", False),
+    SignalInfo("likeness", "the same, two empty masks being alike by 1", False),
+    SignalInfo("agreement_source", "mean class Dice with M0", False),
+    SignalInfo("agreement_all", "mean over all pairs of candidates of their mean class Dice", False),
+    SignalInfo("weighted_agreement", "agreement_all times the certainty of the votes on foreground", False),
+    SignalInfo("support", "share of the other candidates that hold the new label, mean over D", False),
 )
+SIGNALS: Registry[SignalInfo] = Registry("signal", {info.name: info for info in _SIGNALS})
 """Every signal by name, in the order in which tables print them."""
 
 FROM_MASKS = "fragmentation"
@@ -99,6 +87,6 @@ def check_registered(names: Iterable[str]) -> None:
     for name in names:
         if name not in SIGNALS and name.partition(".")[0] != REGION_SCORES:
             raise UnknownName(
-                f"signal {name!r} is recorded but not registered; add a line to SIGNALS (measure/signals/__init__.py), "
-                f"or pass it as a function of your own"
+                f"signal {name!r} was recorded but is not registered; add a line to SIGNALS "
+                f"(measure/signals/__init__.py), or pass it as your own function"
             )

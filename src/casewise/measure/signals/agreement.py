@@ -1,4 +1,4 @@
-"""Agreement among the candidates of one case: pairwise Dice, support of edits, change of size.
+"""Agreement among the candidates of one case: pairwise Dice, and support of edits.
 
 It only needs masks, so it works live, in replay and on masks of other software (views, folds, raters, models).
 Everything is counted on the voxels at which any candidate differs from M0; outside of them all candidates are M0.
@@ -8,7 +8,7 @@ Choosing, merging, flagging and the consensus of views use this file.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -118,31 +118,18 @@ class Candidates:
 
     def signals(self) -> list[dict[str, float | None]]:
         """The signals of every candidate by name; a share of nothing is None."""
-        consensus = self.drawn_with(self.majority)
         everyone = self._mean_pair()
         return [
             {
                 "agreement": _or_none(self._agreement(self.drawn, k)),
                 "likeness": _or_none(self._agreement(self.dice, k)),
-                "agreement_lowest": self._lowest(k),
-                "agreement_consensus": _or_none(float(consensus[k])),
                 "agreement_source": float(self.dice[k, 0]),
                 "agreement_all": everyone,
                 "weighted_agreement": None if everyone is None else everyone * self.certainty,
-                **self._edit(k),
-                "area_change": self._area_change(k),
+                "support": self._support(k),
             }
             for k in range(len(self.labels))
         ]
-
-    def by_class(self, k: int) -> dict[int, float | None]:
-        """One candidate's agreement with the other voters, class by class; None where a class is nowhere."""
-        return {c: _or_none(self._agreement(table, k)) for c, table in self.dice_by_class.items()}
-
-    def area_changes(self, k: int) -> dict[int, float | None]:
-        """Relative change of every class's size against M0; None for a class that M0 lacks."""
-        sizes = {c: (self.labels[[0, k]] == c).sum(axis=1) + self.outside.get(c, 0) for c in self.classes}
-        return {c: float(new / old - 1) if old else None for c, (old, new) in sizes.items()}
 
     def _others(self, k: int) -> list[int]:
         return [j for j in self.voters if j != k]
@@ -152,13 +139,6 @@ class Candidates:
         known = known[np.isfinite(known)]
         return float(known.mean()) if known.size else float("nan")
 
-    def _lowest(self, k: int) -> float | None:
-        return min((value for value in self.by_class(k).values() if value is not None), default=None)
-
-    def drawn_with(self, labels: NDArray[Any]) -> Floats:
-        """Mean class Dice of every candidate with one more label map; NaN where both hold nothing."""
-        return replace(self, labels=np.vstack([self.labels, labels])).drawn[:-1, -1]
-
     def _mean_pair(self) -> float | None:
         if len(self.voters) < 2:
             return None
@@ -167,21 +147,15 @@ class Candidates:
         pairs = pairs[np.isfinite(pairs)]
         return float(pairs.mean()) if pairs.size else None
 
-    def _edit(self, k: int) -> dict[str, float | None]:
+    def _support(self, k: int) -> float | None:
         changed = self.labels[k] != self.labels[0]
         if not changed.any() or not self._others(k):
-            return {"support": None, "persistence": None}
-        support = self.support(self.labels[k], besides=k)[changed]
-        return {"support": float(support.mean()), "persistence": float((support > 0.5).mean())}
-
-    def _area_change(self, k: int) -> float | None:
-        base = sum(size for c, size in self.outside.items() if c)
-        old, new = ((self.labels[j] != 0).sum() + base for j in (0, k))
-        return float(new / old - 1) if old else None
+            return None
+        return float(self.support(self.labels[k], besides=k)[changed].mean())
 
 
 def candidates_of(masks: Sequence[Any], *, voters: Sequence[int] | None = None, background: bool = False) -> Candidates:
-    r"""Compare the candidates of one case, ``masks[0]`` being M0; ``voters`` are all of them unless told otherwise.
+    r"""Compare the candidates of one case, ``masks[0]`` being M0; ``voters`` are all of them by default.
 
     Agreement of candidate k: the mean over the other voters j of the mean class Dice,
 
@@ -191,8 +165,7 @@ def candidates_of(masks: Sequence[Any], *, voters: Sequence[int] | None = None, 
     with :math:`C_{kj}` the foreground classes that either holds; pairs that hold none are left out, and None is the
     agreement of a mask that has no other pair: nobody can say how good a mask is on which all agree that nothing is
     there. ``likeness`` is the same with 1 for two empty masks; it says which mask lies in the middle. Support:
-    the share of the other voters that hold the new label of an edit, mean over its voxels; persistence: the
-    share of its voxels where more than half do.
+    the share of the other voters that hold the new label of an edit, mean over its voxels.
 
     >>> views = [np.array([[1, 1, 0, 0]]), np.array([[1, 1, 1, 0]]), np.array([[1, 1, 1, 1]])]
     >>> found = candidates_of(views)

@@ -27,8 +27,8 @@ class RiskStatistics:
     def __post_init__(self) -> None:
         if not (self.sigma_regions > 0 and self.sigma_delta > 0):
             raise DegenerateStatistic(
-                f"z-scores need a spread, got sigma {self.sigma_regions} for regions and {self.sigma_delta} for delta; "
-                f"calibrate on cases that differ, or use a coordinate that varies on them"
+                f"z-scores need a deviation above 0, got sigma {self.sigma_regions} for regions and {self.sigma_delta} "
+                "for delta; calibrate on cases that differ, or use a coordinate that varies on them"
             )
 
     def risk(self, regions: Any, delta: Any) -> Any:

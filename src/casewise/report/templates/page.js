@@ -87,7 +87,6 @@
       const cell = element("div", undefined, one.chosen ? (facts.flagged ? "chosen flagged" : "chosen") : "");
       cell.setAttribute("role", "listitem");
       const mark = one.chosen && facts.flagged ? `${one.chosen}, flagged` : one.chosen;
-      if (one.sizes) cell.title = one.sizes;
       cell.append(element("b", one.name), element("span", one.agreement), element("span", one.change), element("i", mark));
       return cell;
     }));

@@ -123,7 +123,7 @@ function showFacts() {
   if (!element("overlay").hidden) element("overlay").src = `overlay/${encodeURIComponent(detail.id)}`;
   element("region-title").hidden = detail.shape === null;
   element("nothing").hidden = detail.shape !== null;
-  element("nothing").textContent = detail.shape ? "" : `There is nothing to look at. ${detail.error}`;
+  element("nothing").textContent = detail.shape ? "" : `This case has no mask. ${detail.error}`;
   element("image-note").textContent = detail.shape && detail.image_problem ? detail.image_problem : "";
 }
 
@@ -227,13 +227,13 @@ async function decide(decision) {
   const row = state.current, reviewer = element("reviewer").value.trim();
   if (row === null || state.detail === null || state.detail.id !== row.id || state.busy) return;
   if (document.querySelector(`[data-decision=${decision}]`).disabled) {
-    say("there is no such mask to keep; flag the case instead", true);
+    say("this mask was not saved; flag the case instead", true);
     return;
   }
   if (!reviewer) {
     document.querySelector(".who").classList.add("needed");
     element("reviewer").focus();
-    say("your name first: it goes into the log", true);
+    say("enter your name first; it is stored in the log", true);
     return;
   }
   state.busy = true;

@@ -197,11 +197,12 @@ def _why_undefined(signal: NDArray[np.float64], harm: NDArray[np.float64]) -> st
 
 
 def _boundary(table: pd.DataFrame) -> tuple[str, ...]:
-    """Signals that point the other way by interval and test: outside their validity (I9)."""
+    """Signals whose sign is opposite to the expected one by interval and test: outside their validity (I9)."""
     excludes_zero = ((table["low"] > 0) | (table["high"] < 0)) & (table["p_shuffled"] <= LEVEL)
     wrong = table[table["against"].astype(bool) & excludes_zero & (table["kind"] == "level")]
     return tuple(
-        f"{row.signal} goes against HA in {row.scope} (rho {row.rho:.3f} [{row.low:.3f}, {row.high:.3f}], n={row.n})"
+        f"{row.signal} has a negative correlation with HA in {row.scope} (rho {row.rho:.3f} "
+        f"[{row.low:.3f}, {row.high:.3f}], n={row.n})"
         for row in wrong.itertuples()
     )
 
@@ -220,7 +221,7 @@ def _lead(pooled: Finding) -> str:
         return "No signal has a defined correlation with HA here."
     best = levels.loc[levels["rho"].abs().idxmax()]
     inverted = [str(name) for name in levels.loc[levels["against"].astype(bool), "signal"]]
-    warning = f" These point the other way than expected: {', '.join(inverted)}." if inverted else ""
+    warning = f" The sign of these is opposite to the expected one: {', '.join(inverted)}." if inverted else ""
     return (
         f"The strongest association with HA is {best['signal']}: Spearman ρ = "
         f"{interval(*best[['rho', 'low', 'high']])} over {int(best['rows'])} steps of {int(best['n'])} cases.{warning}"
@@ -236,7 +237,7 @@ def _summary_table(summary: Finding) -> Table:
     }
     first = 1 if summary.made["include_first"] else 2
     return show(
-        "signal-ha", "Which signal goes with HA", frame, "signal rho rho_difference passes", paper="tab:signal-ha",
+        "signal-ha", "Signals and HA", frame, "signal rho rho_difference passes", paper="tab:signal-ha",
         heads={"rho_difference": "ρ of differences", "passes": Column("passes", "extra passes", text=True)}, bold=best,
         caption=f"Over all (case, step ≥ 1); differences are between consecutive steps of a case, from k = {first} on.",
     )  # fmt: skip
@@ -307,7 +308,7 @@ def ranking_section(study: Study) -> Section:
 
 @once
 def ranking_of(study: Study) -> Finding:
-    """How well each signal ranks the cases."""
+    """AUROC of each signal for ranking the cases."""
     return auroc_table(study.outcomes, **study.bootstrap)
 
 
@@ -371,12 +372,13 @@ def _auroc_row(
 def _ranking_lead(study: Study, found: Finding) -> str:
     defined = found.table[found.table["target"] == "worse"].dropna(subset=["auroc"])
     if defined.empty:
-        return f"No case, or every case, is made worse by {study.reference}, so there is nothing to rank."
+        return f"No case, or every case, is made worse by {study.reference}, so a ranking is undefined."
     best = defined.loc[defined["auroc"].idxmax()]
     ranked = interval(*best[["auroc", "low", "high"]])
     return (
         f"Of {defined['signal'].nunique()} signals after one update, {best['signal']} ranked best which cases "
-        f"{study.reference} makes worse: AUROC {ranked}, n = {int(best['n'])}. It was picked in hindsight."
+        f"{study.reference} makes worse: AUROC {ranked}, n = {int(best['n'])}. It "
+        f"was selected after looking at the labels."
     )
 
 

@@ -120,7 +120,7 @@ def _choices(outcomes: pd.DataFrame, resamples: int, seed: int) -> tuple[dict[st
 def selection_stability(
     holdout: pd.DataFrame, evaluation: pd.DataFrame, *, resamples: int = RESAMPLES, seed: int = RESAMPLING_SEED
 ) -> Finding:
-    """How often each step is chosen if holdout and evaluation cases are resampled independently (G4)."""
+    """Frequency with which each step is chosen if holdout and evaluation cases are resampled independently (G4)."""
     held, proof = _choices(holdout, resamples, seed)
     scored, other = _choices(evaluation, resamples, seed + 1)
     records: list[tuple[Any, ...]] = []
@@ -147,7 +147,7 @@ def selection_agreement(joint: Finding) -> Finding:
 
 
 def group_agreement(holdout: pd.DataFrame, evaluation: pd.DataFrame) -> Finding:
-    """Whether the holdout of a group chooses the best step of that group (G5)."""
+    """Compare the step that the holdout of a group chooses with the best step of that group (G5)."""
     records: list[dict[str, Any]] = []
     held, scored = (dict(list(unshrunk(frame).groupby("group"))) for frame in (holdout, evaluation))
     for name in sorted(set(held) & set(scored)):
@@ -162,7 +162,8 @@ def group_agreement(holdout: pd.DataFrame, evaluation: pd.DataFrame) -> Finding:
 
 
 def ladder_shape(outcomes: pd.DataFrame, *, by_group: bool = False) -> Finding:
-    """Whether HA is non-monotone in the budget, dips before it rises, and how little the metric moves (G6, G7)."""
+    """Test if HA is non-monotone in the budget and dips before it rises, and measure the range of the metric (G6,
+    G7)."""
     records = []
     for name, part in scopes_of(unshrunk(outcomes), by_group):
         every, metrics = harm_and_metric(part)
@@ -277,7 +278,7 @@ def draw_teaser(
 
 def _panel_ladder(axis: Any, ladder: pd.DataFrame, curve: str) -> None:
     axis.plot(ladder["step"], ladder["ha"], color=HARM, marker="o", markersize=5)
-    axis.set(xlabel="steps k", title="A  the mean hides the harm")
+    axis.set(xlabel="steps k", title="A  harm and mean by step")
     axis.set_ylabel("HA", color=HARM)
     axis.set_ylim(bottom=0)
     axis.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -309,7 +310,7 @@ def _panel_methods(axis: Any, methods: pd.DataFrame, ours: frozenset[str], metri
 def early_section(study: Study) -> Section:
     """Is an early segment of the trajectory worth keeping? (O12)"""
     found = early_segment(study.outcomes, study.methods, stop=FRAG_STOP, reference=study.reference, **study.bootstrap)
-    made = show("early", "Ladder, stop rule and oracle", found, caption="The oracle stop sees labels.")
+    made = show("early", "Ladder, stop rule and oracle", found, caption="The oracle stop uses labels.")
     return Section("early", "Early stopping", found.notes[0], (made,), (), (found,))
 
 
@@ -331,7 +332,7 @@ def early_segment(
     records += [_early_row(stop, methods[stop], "deployed"), _early_row("oracle stop", best, "step")]
     left, right = same_cases(methods[stop], methods[reference])
     cut = paired_interval(left["ha"], right["ha"], clusters=cluster_numbers(left), **bootstrap)
-    kept = f"{', '.join(better)} lie above it" if better else "no step lies above it: nothing to keep"
+    kept = f"{', '.join(better)} have a higher mean" if better else "no step has a higher mean"
     how = "is shown to differ from zero" if cut.shown else "is not shown to differ from zero"
     note = (
         f"M0 {source:.4f}; {kept}. HA of {stop} against {reference}: {cut.estimate:+.4f} [{cut.low:+.4f}, "

@@ -22,7 +22,7 @@ def section(study: Study) -> Section:
         "Clinical measures",
         found,
         caption="Deployed against M0 and against the label, one value per patient; limits of agreement of the error of "
-        "the deployed masks. Closer, farther: patients. Crossed: decisions that differ from those of M0.",
+        "the deployed masks. Closer, farther: patients. Crossed: decisions that differ from those with M0.",
     )
     missing = {"clinical measures": found.reason} if found.reason else {}
     return Section("measures", "Clinical measures", sentences(found), (shown,), (), (found,), missing=missing)
@@ -41,12 +41,12 @@ def clinical(study: Study) -> Finding:
     results = mask_measures(decided, [*volumes, *study.extras.measures])
     table = rows((_row(result) for result in results), COLUMNS)
     notes = tuple(said for result in results if (said := worsened_sentence(result)) is not None)
-    reason = "" if results else "the archive does not name its classes, and no measure is declared (--measures)"
+    reason = "" if results else "the archive does not name its classes, and no measure was given (--set measures=FILE)"
     return Finding("measures", table, len(archive.ids), "", notes=notes, reason=reason)
 
 
 def label_names(study: Study) -> dict[int, str]:
-    """What the archive calls its labels; empty where it does not say."""
+    """Names of the labels of the archive; empty where it does not say."""
     return {int(number): str(name) for number, name in (study.evaluation.configuration.get("names") or {}).items()}
 
 

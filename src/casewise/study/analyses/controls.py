@@ -1,8 +1,8 @@
 """Matched controls: every selector, and chance, at the bucket sizes of the router.
 
 A router sends n_hard cases to rollback, n_mid to the middle action and the rest to the low one. A matched control gives
-the same actions to the same numbers of cases, chosen by another score or at random. ``arms[bucket]`` holds what every
-case would have got in that bucket, so a control is a choice of rows.
+the same actions to the same numbers of cases, chosen by another score or at random. ``arms[bucket]`` has the result of
+every case in that bucket, so a control is a choice of rows.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ def section(study: Study) -> Section:
     own = str(scores.columns[0])
     pairs = selector_intervals(arms, router, scores, against=own, **study.bootstrap)
     shared, swapped = overlap(arms, router, scores), substitutions_of(study)
-    caption = "Share of the router's HA reduction that the same quota makes, filled by another score or at random."
+    caption = "Share of the router's HA reduction that as many rollbacks give, chosen by another score or at random."
     tables = [
         _matched_table(matched),
-        show("attribution", "Share of the HA reduction made by each control", share, caption=caption, collapsed=True),
+        show("attribution", "Share of the HA reduction by control", share, caption=caption, collapsed=True),
     ]
     if study.groups:
         tables.append(_group_table(matched, chance, own))
@@ -100,7 +100,7 @@ def substitutions_of(study: Study) -> Finding:
 
 
 def substitute_of(study: Study) -> Finding:
-    """Matched controls in which every kept case gets what another method deployed, and a rolled-back case M0 (J7)."""
+    """Matched controls in which every kept case gets the mask of another method, and a rolled-back case M0 (J7)."""
     name = study.extras.substitute
     arms = {"hard": study.methods[study.source], "mid": study.methods[name], "low": study.methods[name]}
     found = matched_controls(
@@ -182,7 +182,8 @@ def _pooled(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def random_control(
     arms: Arms, router: pd.DataFrame, *, by_group: bool = False, draws: int = 1000, seed: int = RESAMPLING_SEED
 ) -> Finding:
-    """The chance control: exact mean and sd in closed form beside the draws, and where the router lies (J4, P1)."""
+    """The chance control: exact mean and sd in closed form beside the draws, and the position of the router (J4,
+    P1)."""
     whole = Assignment(arms, router)
     records = []
     for scope, part in whole.scopes(by_group):
@@ -231,7 +232,7 @@ def overlap(arms: Arms, router: pd.DataFrame, scores: pd.DataFrame) -> Finding:
 def attribution(
     arms: Arms, router: pd.DataFrame, reference: pd.DataFrame, scores: pd.DataFrame | None = None
 ) -> Finding:
-    """The share of the HA reduction that the quota alone, or another selector, would have made (P2, J11).
+    """The share of the HA reduction that as many random rollbacks, or another selector, give (P2, J11).
 
     share = (HA_reference - HA_control) / (HA_reference - HA_router); the reference is fixed-K on the same cases.
     """
@@ -249,16 +250,16 @@ def _share(control: str, before: float, ha: float, after: float, n: int) -> dict
     cut = before - after
     record = {"control": control, "ha_reference": before, "ha_control": ha, "ha_router": after, "n": n}
     if cut <= 0:
-        reason = f"the router does not reduce HA ({before:.4f} to {after:.4f}), so there is nothing to attribute"
+        reason = f"the router does not reduce HA ({before:.4f} to {after:.4f}), so no share is defined"
         return {**record, "share": np.nan, "sentence": reason, "reason": reason}
     share = (before - ha) / cut
-    what = "is due to the quota alone" if control == "random" else f"would also be made by {control}"
+    what = "comes from the number of rollbacks alone" if control == "random" else f"also results with {control}"
     sentence = f"{share:.0%} of the HA reduction ({before:.4f} to {after:.4f}, n={n}) {what} ({ha:.4f})"
     return {**record, "share": share, "sentence": sentence, "reason": ""}
 
 
 def substitution(arms: Arms, router: pd.DataFrame, values: pd.Series, *, cut_low: float, cut_high: float) -> Finding:
-    """Another coordinate in place of the router's: at the same quota, and at cut-points of its own (J9)."""
+    """Another coordinate in place of the router's: at the same quota, and with its own cut-points (J9)."""
     table = Assignment(arms, router)
     native = buckets_at(values.reindex(table.cases).to_numpy(float), cut_low, cut_high)[0]
     records = []
@@ -290,7 +291,7 @@ def _matched_table(matched: Finding) -> Table:
     real = [at for at, name in enumerate(frame["selector"]) if not name.startswith("oracle") and name != "m0"]
     caption = (
         f"Buckets hard/mid/low: {sizes}. Every row rolls back the same number of cases and gives the same actions; "
-        "only the score that ranks the cases differs. Oracles see labels: each bounds only what it optimizes. "
+        "only the score that ranks the cases differs. Oracles use labels: each is optimal only for its own target. "
         f"{_P_CAPTION} n = {matched.n}."
     )
     shown = frame.assign(selector=frame["selector"].replace(_NAMES)).astype(object)
@@ -323,5 +324,5 @@ def _group_table(matched: Finding, chance: Finding, own: str) -> Table:
         "hard": "rolled back", "own": f"{own} HA", "random": "random HA [95 %]", "oracle": "oracle HA",
         "p": "p (random ≤)",
     }  # fmt: skip
-    caption = f"Quota matched inside each group; pooled is the plain mean over groups. {_P_CAPTION}"
+    caption = f"As many rollbacks in each group; pooled is the plain mean over groups. {_P_CAPTION}"
     return show("matched-by-group", "By group", cells, heads=heads, caption=caption, paper="tab:app-matched-acdc")

@@ -1,4 +1,4 @@
-"""Updates deployed and executed, what a signal costs, and how long an update takes."""
+"""Updates deployed and executed, the cost of a signal, and the time of an update."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _compute(signals: Finding, clock: Finding) -> Table:
         cells.append({"signal": name, "forwards": passes, "backwards": passes, "milliseconds": took, "megabytes": DASH})
     timed, frame = len(cells), signals.table
     shared = frame["shared"].astype(bool)
-    together = f"{', '.join(frame.loc[shared, 'signal'])} (one look for all)"
+    together = f"{', '.join(frame.loc[shared, 'signal'])} (computed together)"
     for row in pd.concat([frame[shared].head(1).assign(signal=together), frame[~shared]]).to_dict("records"):
         cells.append({str(key): DASH if value != value else value for key, value in row.items()})
     measured = f"Not measured here: {clock.reason}."
@@ -67,9 +67,9 @@ def _compute(signals: Finding, clock: Finding) -> Table:
         updates = int(clock.number("steps", part="update"))
         measured = f"Seconds: median of {updates} updates of {clock.n} cases, on the machine that recorded them."
     caption = (
-        "Passes of a signal come on top of the update; gradient_norm uses the backward pass of the update. "
-        f"Milliseconds: median of {signals.n} cases, each the median of its steps. Memory: how far the signal raised "
-        f"the peak of the process, largest of all cases; 0 if the update needed more. {measured}"
+        "Passes of a signal are in addition to those of the update; gradient_norm uses the backward pass of the "
+        f"update. Milliseconds: median of {signals.n} cases, each the median of its steps. Memory: how far the signal "
+        f"raised the peak of the process, largest of all cases; 0 if the update needed more. {measured}"
     )
     heads = {
         "signal": "Component", "forwards": "extra forward passes", "backwards": "backward passes",
@@ -94,7 +94,7 @@ def cost(methods: Mapping[str, pd.DataFrame]) -> Finding:
 def firing(
     outcomes: pd.DataFrame, *, mean_regions: float, sd_regions: float, mean_delta: float, sd_delta: float
 ) -> Finding:
-    r"""How many (case, step) rows have risk r > 0, where FragSubset restricts the update (M12, C6).
+    r"""Count the (case, step) rows with risk r > 0, where FragSubset restricts the update (M12, C6).
 
     .. math:: r_k = \tfrac12 \frac{n_k - \mu_n}{\sigma_n} + \tfrac12 \frac{\delta_k - \mu_\delta}{\sigma_\delta}
               \ge -\tfrac12\left(\frac{\mu_n}{\sigma_n} + \frac{\mu_\delta}{\sigma_\delta}\right)
@@ -125,7 +125,7 @@ def measured_costs(entries: Iterable[Entry]) -> dict[str, tuple[float, float, in
 def signal_costs(measured: Mapping[str, tuple[float, float, int]] | None = None) -> Finding:
     """Passes of every signal, and its milliseconds and extra memory if the cases stored them (C13).
 
-    Signals without passes of their own share one look at M0, the mask of the step and its entropies.
+    Signals without own passes are computed together from M0, the mask of the step and its entropies.
     """
     known, records = measured or {}, []
     for name, info in SIGNALS.items():
@@ -148,5 +148,5 @@ def step_seconds(seconds: Mapping[str, Sequence[float]]) -> Finding:
         numbers = (every.mean(), np.median(every), every.max()) if every.size else (np.nan,) * 3
         values = dict(zip(("mean", "median", "slowest"), map(float, numbers), strict=True))
         records.append({"part": part, "n": len(timed), "steps": every.size, **values})
-    reason = "" if timed else "no case stored how long its steps took"
+    reason = "" if timed else "the time of the steps was not recorded"
     return Finding("cost.seconds", rows(records, "part n steps mean median slowest"), len(timed), "C13", reason=reason)

@@ -1,4 +1,4 @@
-"""The criteria of the paper (V0-V4, matched controls) against what was observed, here and with other objectives."""
+"""The criteria of the paper (V0-V4, matched controls) beside the observations, here and with other objectives."""
 
 from __future__ import annotations
 
@@ -65,8 +65,14 @@ _DECLARED: tuple[tuple[Any, ...], ...] = (
     ("V2a", "cohort HA is non-monotone in the budget", "ladder.non_monotone", "is true"),
     ("V2b", "and ends above its minimum", "ladder.last_minus_best", "above", 0.0, 0.02),
     ("V3a", "HA of the router is below the full budget's", "ha.router_minus_default", "below", 0.0),
-    ("V3b", "at a metric cost up to 0.005 (upper bound)", "metric.default_minus_router", "upper at most", 0.005),
-    ("V4", "share of the HA reduction that the quota alone makes", "share.random", "report"),
+    (
+        "V3b",
+        "and it loses at most 0.005 of the metric (upper bound)",
+        "metric.default_minus_router",
+        "upper at most",
+        0.005,
+    ),
+    ("V4", "share of the HA reduction by the number of rollbacks alone", "share.random", "report"),
     ("matched-random", "random at the matched rate is worse", "p.random", "at most", 0.05),
     ("matched-entropy", "entropy at the matched rate is not better", "ha.entropy_minus_router", "at least", 0.0),
     ("matched-oracle", "the metric oracle at the matched rate bounds it", "ha.oracle_minus_router", "at most", 0.0),
@@ -78,15 +84,15 @@ CRITERIA = tuple(DeclaredCriterion(*one) for one in _DECLARED)
 def section(study: Study) -> Section:
     """tab:app-prereg and tab:app-three-pillars."""
     if not study.is_router:
-        reason = f"the policy is a {study.controller.name}; the criteria are about a router"
+        reason = f"the policy is a {study.controller.name}; the criteria apply only to a router"
         return not_run("criteria", "Expectations", "criteria", reason)
     found = reconcile(facts(study))
-    lead = f"The paper's criteria on this archive: {found.notes[0]}. They were not declared for it and only describe."
+    lead = f"The paper's criteria on this archive: {found.notes[0]}. They were not fixed before and only describe it."
     return Section("criteria", "Expectations", lead, (_table(found), _lines(study)), (), (found,))
 
 
 def reconcile(known: Mapping[str, Fact]) -> Finding:
-    """Every criterion with what was observed: held, failed, unresolved, reported or not run (J10)."""
+    """Every criterion with its observation: held, failed, unresolved, reported or not run (J10)."""
     records = [_reconciled(one, known.get(one.quantity)) for one in CRITERIA]
     counts = {name: sum(record["verdict"] == name for record in records) for name in ("held", "failed", "unresolved")}
     note = ", ".join(f"{count} {name}" for name, count in counts.items())
@@ -114,7 +120,7 @@ def _reconciled(one: DeclaredCriterion, fact: Fact | None) -> dict[str, Any]:
 
 
 def facts(study: Study) -> dict[str, Fact]:
-    """Everything that a criterion asks about the studied archive."""
+    """Return all quantities of the criteria for the studied archive."""
     tent = tent_outcomes(study, study.evaluation)
     return trajectory_facts(study.outcomes, tent, study) | router_facts(study)
 
@@ -199,7 +205,7 @@ def _lines(study: Study) -> Table:
         "Calibration perturbation": _perturbed(study),
     }
     frame = pd.DataFrame({"analysis": list(lines), "verdict": list(lines.values())})
-    caption = "Three analyses that share no method; agreement between them is evidence, disagreement a warning."
+    caption = "Three analyses with different methods; agreement between them is evidence, disagreement is a warning."
     heads, paper = {"verdict": "Here"}, "tab:app-three-pillars"
     return show("three-lines", "Three lines of evidence", frame, heads=heads, caption=caption, paper=paper)
 
@@ -250,11 +256,11 @@ def objectives_section(study: Study) -> Section:
     if study.is_router:
         compared, one = objectives(study)
         tables, found = [*compared, *tables], [one, *found]
-        lead = "One row for each objective that was given: do the conclusions depend on it?"
+        lead = "One row for each objective, to see whether the conclusions depend on it."
         needs = {"other objectives (tab:newobj)": "need --other NAME=EVALUATION[,CALIBRATION] for each"}
         missing = {} if study.extras.others else needs
     else:
-        reason = f"the policy is a {study.controller.name}; the criteria are about a router"
+        reason = f"the policy is a {study.controller.name}; the criteria apply only to a router"
         lead, missing = "", {"criteria by objective": reason}
     return Section("objectives", "Other objectives", lead, tuple(tables), (), tuple(found), notes_of(*found), missing)
 
@@ -289,7 +295,7 @@ def gradient_checks(archives: Mapping[str, Archive]) -> Finding:
 
 
 def _checks(updates: pd.DataFrame) -> Iterator[tuple[str, str, str, bool]]:
-    """(check, what is wanted, what was observed, whether it holds)."""
+    """(check, expectation, observation, whether it holds)."""
     cosine, multiplier = updates["cosine"], updates["multiplier"]
     losses = updates[[name for name in ("entropy_loss", "consistency_loss") if name in updates]]
     lowest = float(losses.min().min())
@@ -317,7 +323,7 @@ class Arm:
 
 
 def label_of(configuration: Mapping[str, Any]) -> str:
-    """The objective as it was recorded, with the rate that was asked for in place of its own."""
+    """The objective as it was recorded, with the given rate instead of its own."""
     text, rate = str(configuration.get("objective", "this archive")), configuration.get("learning_rate")
     if rate is None:
         return text
@@ -395,7 +401,7 @@ def _whole(parts: list[str]) -> str:
 
 
 def _flat(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Put the bounds of intervals into columns, and None for what was not run."""
+    """Put the bounds of intervals into columns, and None for analyses that were not run."""
     flat: dict[str, Any] = {}
     for key, cell in record.items():
         flat[key] = cell.value if isinstance(cell, Estimate) else None if cell == NOT_RUN else cell
@@ -406,10 +412,10 @@ def _flat(record: Mapping[str, Any]) -> dict[str, Any]:
 
 def _criteria_table(records: list[dict[str, Any]]) -> Table:
     caption = (
-        "One row for each objective that made trajectories of these cases; cut-points are refitted on its own holdout, "
+        "One row for each objective that was recorded on these cases; cut-points are refitted on its own holdout, "
         "actions stay. V1: both ρ with HA in [0.4, 0.6]. V2: HA is non-monotone in the budget and ends above its "
         "minimum. V3: the router lowers HA and costs at most 0.005 (upper end of the interval). V4: share of the "
-        "router's HA reduction that random assignment at the same quota makes; reported, not tested."
+        "router's HA reduction that random assignment with as many rollbacks gives; reported, not tested."
     )
     heads: dict[str, str | Column] = {"delta": "ρ(δ) [95 %]", "regions": "ρ(regions) [95 %]", "share": "V4 random"}
     heads |= {name: Column(name, name, text=True) for name in ("V1", "V2", "V3")}

@@ -1,4 +1,4 @@
-"""The router and its cut-points: coordinate, actions, buckets, and what other calibration cases would change."""
+"""The router and its cut-points: coordinate, actions, buckets, and the effect of other calibration cases."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ALGORITHM = (
     "u ← the coordinate of (ŷ₀, ŷ₁): two masks, no label, no backward pass",
     "if u ≥ cut_high: restore M0 and return the cached ŷ₀ (rollback)",
     "bucket ← mid if u > cut_low, else low",
-    "run the bucket's action: a fixed depth (and part of the way back to M0 where it shrinks), or a stop rule in a cap",
+    "run the bucket's action: a fixed depth (with shrink, part of the way back to M0), or a stop rule with a cap",
     "return the deployed mask and the decision record",
 )
 
@@ -90,7 +90,7 @@ def _routing_lead(study: Study, stability: Finding) -> str:
     moved, drift = 100 * float(stability.made["changed_median"]), quota_found(study).notes
     return (
         f"Of {len(study.router)} cases {low} fall low, {mid} mid and {hard} hard, by {study.coordinate} after one "
-        f"update and cut-points fitted on {study.calibration_size} calibration cases. Redrawing the calibration "
+        f"update and cut-points fitted on {study.calibration_size} calibration cases. Resampling the calibration "
         f"{UNIT[1]} moves {moved:.1f} % of the cases to another bucket (median).{f' {drift[0]}.' if drift else ''}"
     )
 
@@ -101,7 +101,7 @@ def quota_found(study: Study) -> Finding:
     deployed = quota_of(study.decisions[study.ours])
     calibrated = study.policy.preflight.get("quota")
     if not calibrated:
-        reason = "the policy does not know its buckets at calibration; calibrate it again"
+        reason = "the policy does not store its buckets at calibration; calibrate it again"
         return Finding("routing.quota", pd.DataFrame(), sum(deployed.values()), "F9", reason=reason)
     counts = [(name, int(calibrated.get(name, 0)), deployed[name]) for name in BUCKETS]
     table, drift = rows(counts, "bucket calibrated deployed"), quota_drift(study.policy, deployed)
@@ -162,7 +162,7 @@ def cut_stability(
     low, high = np.percentile(cuts, [2.5, 97.5], axis=1)
     table = pd.DataFrame({"cut": ["cut_low", "cut_high"], "estimate": fitted, "low": low, "high": high, "n": len(pool)})
     median, upper = np.percentile(changed, [50, 97.5])
-    note = f"a resampled calibration rebuckets {median:.1%} of {len(u)} evaluation cases (97.5 %: {upper:.1%})"
+    note = f"resampled calibration cases change the bucket of {median:.1%} of {len(u)} cases (97.5 %: {upper:.1%})"
     made = {"changed_median": float(median), "changed_high": float(upper), "stream": drawn.proof}
     return Finding("sensitivity.cuts", table, len(u), "F9", made, (note,))
 
@@ -174,7 +174,7 @@ Floats = NDArray[np.float64]
 
 def sensitivity_section(study: Study) -> Section:
     """tab:app-calibsens."""
-    title = "How much depends on the calibration cases"
+    title = "Sensitivity to the calibration cases"
     if not study.is_router:
         reason = f"the policy is a {study.controller.name}; refitting cut-points needs a router"
         return not_run("sensitivity", title, "sensitivity", reason)
@@ -203,7 +203,7 @@ def sensitivity_section(study: Study) -> Section:
 
 @once
 def reproduced(study: Study) -> Finding:
-    """Cut-points fitted again on the same calibration cases: do they put every evaluation case into the same bucket?
+    """Fit the cut-points again on the same calibration cases and count the evaluation cases whose bucket changes.
 
     Cut-points may differ in the last digit and still decide alike, so buckets are compared, not bits.
     """
@@ -230,7 +230,7 @@ def _again(study: Study, cuts: pd.DataFrame, same: int) -> str:
         return f"{again} all {n} cases into the same bucket"
     why = "the policy was changed after it was fitted, or other calibration cases were given"
     if study.policy.preflight.get("guard") == "closed":
-        why = "its guard closed it"
+        why = "its guard rolls every case back"
     elif (cuts["deployed"] <= cuts["refitted"]).all():
         why = "the deployed cut-points are lower, as a certificate makes them"
     return f"{again} only {same} of {n} cases into the same bucket: {why}"
@@ -267,7 +267,7 @@ def refit_of(study: Study) -> Finding:
 def _sensitivity_lead(study: Study, refit: Finding) -> str:
     drawn = refit.table[refit.table["draws"] > 1]
     if drawn.empty:
-        return "There are too few calibration cases to leave some out."
+        return "There are too few calibration cases for subsamples."
     worst = drawn.iloc[0]
     return (
         f"With cut-points refitted on {int(worst['cases'])} calibration {UNIT[1]}, "
@@ -291,7 +291,7 @@ def calibration_sensitivity(
     """Refit the cut-points on subsamples of the calibration cases and replay the whole evaluation split (K1-K4).
 
     ``evaluation_values`` is the coordinate by case. ``reference`` is the deployed frame of the budget to beat. The
-    first row is the full calibration. Where ``clusters`` numbers patients with several cases, patients are drawn.
+    first row is the full calibration. If ``clusters`` has patients with several cases, patients are drawn.
     """
     pool = np.asarray(calibration_values, dtype=np.float64)
     fitted = tuple(np.percentile(pool, percentiles))

@@ -1,4 +1,4 @@
-"""What each method deploys, and every interval between methods, computed once and cited by id."""
+"""The results of each method, and every interval between methods, computed once and cited by its id."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def section(study: Study) -> Section:
     else:
         missing["bucket decomposition"] = f"the policy is a {study.controller.name}, which has no buckets"
     pictures = (_forest(study), _pareto(study))
-    title, notes = "What each method deploys", intervals_of(study).notes
+    title, notes = "Results of each method", intervals_of(study).notes
     return Section("deployment", title, _lead(study), tuple(tables), pictures, tuple(found), notes, missing)
 
 
@@ -132,10 +132,10 @@ def intervals(
     units = int(table["clusters"].max()) if len(table) else 0
     made = {**options, "stream": draws(units, resamples, seed).proof if units else None}
     joined = sorted({(one.reference, one.tier) for one in asked if "+" in one.tier})
-    notes = [f"tiers {tier.replace('+', ' and ')} coincide: both are {reference}" for reference, tier in joined]
+    notes = [f"tiers {tier.replace('+', ' and ')} are equal: both are {reference}" for reference, tier in joined]
     if len(table):
         notes.append(f"the {len(table)} intervals are not corrected for multiplicity")
-    reason = "" if asked else "no comparison was asked for"
+    reason = "" if asked else "no comparison was requested"
     n = int(table["n"].max()) if len(table) else 0
     return Finding("deployment.intervals", table, n, "H1-H9, H12", made, tuple(notes), reason)
 
@@ -185,7 +185,8 @@ def bucket_decomposition(router: pd.DataFrame) -> Finding:
 
 
 def verdict(row: Mapping[str, Any]) -> str:
-    """Whether a difference is shown: the interval excludes zero, and the sign-flip test, exact at any n, rejects."""
+    """Say whether a difference is shown: the interval excludes zero, and the sign-flip test, exact at any n,
+    rejects."""
     p = f"sign-flip p = {number(row['p_flip'])}"
     if row["shown"]:
         return f"an interval that excludes zero ({p})"
@@ -200,12 +201,12 @@ def verdict(row: Mapping[str, Any]) -> str:
 def _lead(study: Study) -> str:
     harm, metric = (interval_between(study, study.ours, study.deployable, name) for name in ("ha", "metric"))
     if harm is None or metric is None:
-        return f"The policy deploys what {study.deployable} deploys, so there is nothing to compare it with."
+        return f"The policy deploys the masks of {study.deployable}, so there is no difference to test."
     left, right = (interval(row["estimate"], row["low"], row["high"], signed=True) for row in (harm, metric))
     return (
         f"Against the budget that could have been deployed ({study.deployable}), the {study.title(study.ours)} changes "
-        f"HA by {left}, {verdict(harm)}, and {study.metric} by {right}, {verdict(metric)} (n = {int(harm['n'])}). Of "
-        f"what it deploys, {judged_sentence(judged_share(study.router))}."
+        f"HA by {left}, {verdict(harm)}, and {study.metric} by {right}, {verdict(metric)} (n = {int(harm['n'])}). In "
+        f"its masks, {judged_sentence(judged_share(study.router))}."
     )
 
 
@@ -231,10 +232,10 @@ def methods_table(study: Study) -> Table:
     plain = {study.source, *study.budgets}
     adaptive = [at for at, name in enumerate(frame["method"]) if name not in plain]
     caption = (
-        "Means over all cases. Steps deployed: depth of the deployed mask (M0 counts 0); steps executed: what was "
-        f"computed (a rollback counts its probe). HA judges changes of at least {study.measure['min_area']} connected "
-        "voxels; the share of the edit that it judges is beside it. Worse voxels: share of all edited voxels that "
-        "became wrong. Bold is the best of the adaptive methods."
+        "Means over all cases. Steps deployed: depth of the deployed mask (M0 counts 0); steps executed: updates that "
+        f"were made (a rollback counts one). HA judges changes of at least {study.measure['min_area']} connected "
+        "voxels; the share of the edit that it judges is in the next column. Worse voxels: share of all edited voxels "
+        "that became wrong. Bold is the best of the adaptive methods."
     )
     return show(
         "methods", "Methods", cells, f"method {_KEYS}", caption=caption, paper="tab:mnm",

@@ -1,4 +1,5 @@
-"""Where the edited area went: harmful and beneficial area, regions by shape and smallest size, and surface distance."""
+"""Accounting of the edited area: harmful and beneficial area, regions by shape and smallest size, and surface
+distance."""
 
 from __future__ import annotations
 
@@ -93,7 +94,7 @@ _KEYS = ["case", "step", "shrink"]
 
 def min_area_section(study: Study) -> Section:
     """tab:app-tau and rank invariance."""
-    title = "The smallest region that counts"
+    title = "Smallest region that counts"
     if not study.is_router:
         reason = f"the policy is a {study.controller.name}; the sweep compares a router with a budget"
         return not_run("min-area", title, "sweep of min_area", reason)
@@ -130,7 +131,7 @@ def _min_area_table(study: Study, swept: Finding) -> Table:
         "difference": Column("difference", f"router − {study.retrospective}", signed=True),
     }
     caption = "HA recomputed from the stored masks. It can only fall as the minimum grows: fewer regions count."
-    return show("min-area", "The smallest region that counts", cells, heads=heads, caption=caption, paper="tab:app-tau")
+    return show("min-area", "Smallest region that counts", cells, heads=heads, caption=caption, paper="tab:app-tau")
 
 
 def sweep_outcomes(
@@ -193,7 +194,7 @@ def _scored(part: pd.DataFrame, frame: pd.DataFrame) -> dict[str, Any]:
 
 
 def rank_invariance(found: Finding) -> Finding:
-    """Whether each method keeps its rank by HA across the sweep (N2)."""
+    """Rank of each method by HA across the sweep (N2)."""
     ranks = found.table.groupby(["connectivity", "method"], sort=False)["rank"]
     table = pd.DataFrame({"ranks": ranks.agg(list), "invariant": ranks.nunique() == 1}).reset_index()
     return Finding("sweep.ranks", table, found.n, "N2", found.made)
@@ -224,14 +225,14 @@ def geometry_section(study: Study) -> Section:
     title = "Harmful and beneficial regions"
     made = show("edit-geometry", title, found, keys, heads=heads, caption=caption, paper=paper)
     frame = found.table.dropna(subset=["cliff_d"])
-    lead = "There are too few regions on one side for a contrast."
+    lead = "There are too few harmful or too few beneficial regions to compare."
     if len(frame):
         row = frame.loc[frame["cliff_d"].abs().idxmax()]
         lead = (
             f"The largest contrast is {row['feature']} (Cliff's d = {number(row['cliff_d'], 2, signed=True)}) over "
             f"{int(row['harmful'])} harmful and {int(row['beneficial'])} beneficial regions of {found.n} cases."
         )
-    return Section("geometry", "What harmful edits look like", lead, (made,), (), (found,))
+    return Section("geometry", "Geometry of harmful edits", lead, (made,), (), (found,))
 
 
 def region_features(archive: Archive) -> pd.DataFrame:
@@ -277,7 +278,7 @@ def _contrast(first: NDArray[np.float64], second: NDArray[np.float64]) -> dict[s
     record: dict[str, Any] = {"harmful": len(first), "beneficial": len(second)}
     record |= {"mean_harmful": mean_or_nan(first), "mean_beneficial": mean_or_nan(second)}
     if not len(first) or not len(second):
-        return {**record, "u": np.nan, "p": np.nan, "cliff_d": np.nan, "reason": "one side has no region"}
+        return {**record, "u": np.nan, "p": np.nan, "cliff_d": np.nan, "reason": "one kind of region is missing"}
     u, p = len(first) * len(second) / 2, 1.0
     if np.ptp(np.concatenate([first, second])) > 0:
         found = stats.mannwhitneyu(first, second, alternative="two-sided", method="asymptotic")
@@ -303,7 +304,7 @@ def distance_section(study: Study) -> Section:
     lead = (
         f"HD95 changes by {number(made['mean_change'], 2, signed=True)} {unit} on average (median "
         f"{number(made['median_change'], 2, signed=True)}). {made['zero_ha']} cases have HA 0, {made['both_move']} "
-        f"have both HA and a change of HD95, and {made['excluded']} are excluded because a mask is empty."
+        f"have both HA above 0 and a change of HD95, and {made['excluded']} are excluded because a mask is empty."
     )
     caption = "HD95 pools the distances of both directions and uses the spacing of each case; an empty mask has none."
     tables = (show("ha-hd95", "HA and HD95", found, heads={"rho": "ρ"}, caption=caption),)

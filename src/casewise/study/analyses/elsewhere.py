@@ -1,4 +1,4 @@
-"""What holds elsewhere: a frozen design, a second recording, another backbone, another modality."""
+"""Results on other data and models: a frozen design, a second recording, another backbone, another modality."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def frozen_section(study: Study) -> Section:
     keys = "method metric ha ba steps cut relative n"
     made = show("frozen", "Frozen design", found, keys, heads=heads, paper="tab:app-frozen-p158")
     lead = (
-        f"This is not a frozen design: also changed are {', '.join(differing)}."
+        f"This is not a frozen design: other changes are {', '.join(differing)}."
         if differing
         else "Only the cut-points differ from the frozen design."
     )
@@ -48,7 +48,7 @@ def frozen_section(study: Study) -> Section:
 
 
 def frozen_differences(original: Policy, refit: Policy) -> list[str]:
-    """What differs between two policies apart from cut-points; empty if the design was frozen (E14)."""
+    """Return the differences between two policies apart from cut-points; empty if the design was frozen (E14)."""
     found = [name for name in ("controller", "steps") if getattr(original, name) != getattr(refit, name)]
     before, after = original.options, refit.options
     names = sorted({*before, *after} - {"cut_low", "cut_high"})
@@ -125,7 +125,7 @@ def alignment(first: pd.DataFrame, second: pd.DataFrame) -> Finding:
 def _joined(first: pd.DataFrame, second: pd.DataFrame) -> tuple[pd.DataFrame, int]:
     joined = unshrunk(first).merge(unshrunk(second), on=["case", "step"], suffixes=("_1", "_2"))
     if joined.empty:
-        raise BadInput("the two archives share no (case, step); align two runs of the same cases")
+        raise BadInput("the two archives have no (case, step) in common; give two runs of the same cases")
     return joined, int(joined["case"].nunique())
 
 
@@ -191,7 +191,7 @@ def backbones_section(study: Study) -> Section:
 def coherence(frames: Frames) -> Finding:
     """One row per backbone: edit coherence at the last step, and whether both coordinates follow HA.
 
-    Coherence is read over cases whose M0 metric lies in the band. A backbone meets the criterion if rho with HA is at
+    Coherence is measured over cases whose M0 metric is in the band. A backbone meets the criterion if rho with HA is at
     least 0.4 for regions and for delta.
     """
     records = [{"backbone": name, **_backbone_row(frame)} for name, frame in frames.items()]
@@ -310,6 +310,6 @@ def scale_probe(home: pd.DataFrame, away: pd.DataFrame, *, coordinate: str, cut_
         table[f"ratio_{name}"] = table[name] / (table[name].iloc[0] or np.nan)
     table["rolled_back"] = [float((found >= cut).mean()) for found in values.values()]
     share, ratio = table["rolled_back"].iloc[1], table["ratio_mean"].iloc[1]
-    note = f"{coordinate} is {ratio:.1f} times as large away; the ported cut {cut:.4g} rolls back {share:.1%} there"
+    note = f"{coordinate} is {ratio:.1f} times as large in the other cohort; the cut {cut:.4g} rolls back {share:.1%}"
     made = {"coordinate": coordinate, "cut_high": cut}
     return Finding("scale", table, len(values["away"]), "O13", made, (note,))

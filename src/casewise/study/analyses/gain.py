@@ -33,7 +33,7 @@ def section(study: Study) -> Section:
     )
     lead = " ".join(answers(study).values())
     if row is not None and row["captured"] > 0:
-        lead += f" That is {row['captured']:.0%} of what the best candidate of each case would gain."
+        lead += f" The gain is {row['captured']:.0%} of the gain of the best candidate of each case."
     return Section("quality", "Gain and quality", lead, tables, (), found)
 
 
@@ -77,11 +77,11 @@ def deployed_row(study: Study) -> pd.Series | None:
 
 @once
 def answers(study: Study) -> dict[str, str]:
-    """Return the first sentences of a report by what they are about: gained, hurt, flagged, promised."""
+    """Return the first sentences of a report by topic: gained, hurt, flagged, promised."""
     row = deployed_row(study)
     holds, said = promised(study)
-    gained = f"What the deployed masks gained is unknown: no case has a {study.metric}."
-    hurt = "How many cases they hurt is unknown too."
+    gained = f"The gain of the deployed masks is unknown: no case has a {study.metric}."
+    hurt = "The number of hurt cases is unknown, too."
     if row is not None:
         gained, hurt = _gained(study, row), _hurt(study, row)
     promise = said if holds else f"Nothing is promised: {said}."
@@ -91,7 +91,7 @@ def answers(study: Study) -> dict[str, str]:
 def _gained(study: Study, row: pd.Series) -> str:
     """Claim a gain or loss only if the interval and the sign-flip test show one."""
     if row["helped"] == row["hurt"] == 0:
-        return f"The deployed masks gained and lost nothing: all {int(row['n'])} have the {study.metric} of M0."
+        return f"The deployed masks did not change the {study.metric} of any of {int(row['n'])} cases."
     metric, mean = study.metric, number(row["gain"], 4, signed=True)
     spread = f"[{number(row['low'], 4, signed=True)}, {number(row['high'], 4, signed=True)}]"
     if not row["shown"]:
@@ -145,5 +145,5 @@ def signal_worth(study: Study) -> Finding:
     rows = quality_rows(archive_opinions(study.evaluation), metric=scored["metric"], ignore=scored["ignore"])
     known = rows.loc[rows["metric"].notna() & rows["agreement"].notna()]
     table = worth(known, POOR, resamples=min(study.resamples, 1000))
-    reason = "" if len(table) else "the candidates of all cases agree, or fewer than three cases are labelled"
+    reason = "" if len(table) else "the agreement is equal in all cases, or fewer than three cases are labelled"
     return Finding("quality.signals", table, len(known), "S3", made={"below": POOR}, reason=reason)

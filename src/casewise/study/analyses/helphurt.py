@@ -37,20 +37,22 @@ def section(study: Study) -> Section:
     if study.is_router:
         weaker, helped = weaker_source(study.router), net_helped(_on_holdout(study))
         found += [weaker, helped]
-        caption = "Does the router roll back the cases on which the source model is weak?"
+        caption = (
+            "Metric of M0 in rolled-back and in kept cases: low in rolled-back ones if the router finds "
+            "the cases on which the model is weak."
+        )
         tables.append(show("weaker-source", "M0 of rolled-back and kept cases", weaker, caption=caption))
     before, after = whole.row(method=study.reference), whole.row(method=study.ours)
     lead = (
-        f"{study.reference} makes {int(before['hurt'])} of {int(before['n'])} cases worse and "
-        f"{int(before['helped'])} better; the mean change is {number(before['mean_change'], signed=True)}. Under the "
-        f"{study.title(study.ours)} {int(after['hurt'])} are worse, {int(after['helped'])} better and "
-        f"{int(after['rolled_back'])} rolled back."
+        f"{study.reference} makes {int(before['hurt'])} of {int(before['n'])} cases worse and {int(before['helped'])} "
+        f"better; the mean change is {number(before['mean_change'], signed=True)}. Under the {study.title(study.ours)} "
+        f"{int(after['hurt'])} are worse, {int(after['helped'])} better and {int(after['rolled_back'])} rolled back."
     )
     return Section("helphurt", "Helped and hurt", lead, tuple(tables), (), tuple(found), notes_of(*found))
 
 
 def _on_holdout(study: Study) -> pd.DataFrame:
-    """What the policy deploys on the calibration cases: a go or no-go before any deployment (M3)."""
+    """Effect of the policy on the calibration cases: a go or no-go before any deployment (M3)."""
     holdout = study.calibration
     return deployed(study.holdout, replay(holdout, study.controller), archive=holdout, controller=study.controller)
 
@@ -100,7 +102,7 @@ def net_helped(router: pd.DataFrame) -> Finding:
     kept = router[~router["rolled_back"].astype(bool)]
     sides = side(kept)
     helped, hurt = int((sides == "helped").sum()), int((sides == "hurt").sum())
-    reason = "" if len(kept) else "every case was rolled back, so nothing was kept to judge"
+    reason = "" if len(kept) else "every case was rolled back, so no kept case can be judged"
     go = helped > hurt
     table = pd.DataFrame([{"n": len(kept), "helped": helped, "hurt": hurt, "go": go, "reason": reason}])
     note = reason or f"{'go' if go else 'no-go'}: {helped} helped and {hurt} hurt of {len(kept)} kept holdout cases"

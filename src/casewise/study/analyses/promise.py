@@ -51,7 +51,7 @@ def _lead(study: Study, found: Certificate) -> str:
 
 
 def promised(study: Study) -> tuple[bool, str]:
-    """True and the promise about what this study deployed, or False and why there is none."""
+    """True and the promise about the deployed masks, or False and why there is none."""
     found = study.extras.certificate
     if found is None:
         return False, "there is no certificate; casewise certify can issue one"
@@ -59,7 +59,7 @@ def promised(study: Study) -> tuple[bool, str]:
         check_certificate(found, study.policy, study.evaluation.binding)
     except Mismatch as error:
         if policy_digest(study.policy) == found.policy_before:
-            return False, "the certificate is about the policy that certification made of this one; study that policy"
+            return False, "the certificate is for policy-certified.json, the certified form of this policy; study that"
         return False, str(error)
     if not found.feasible:
         return False, f"nothing could be certified at {found.alpha:g}, so M0 would always be deployed"
@@ -70,7 +70,7 @@ def promised(study: Study) -> tuple[bool, str]:
         return False, DRIFTED
     outside = sum(outside_promise(found, decision) is not None for decision in decisions)
     statement = found.statement.rstrip(".")
-    return True, f"{statement}{f' ({outside} of {len(decisions)} cases are outside of it)' if outside else ''}."
+    return True, f"{statement}{f' (it does not cover {outside} of {len(decisions)} cases)' if outside else ''}."
 
 
 def _table(found: Certificate) -> Table:
@@ -86,8 +86,8 @@ def _table(found: Certificate) -> Table:
 
 def _picture(found: Certificate, curve: pd.DataFrame) -> Picture:
     caption = (
-        f"Promised risk against risk ({found.reliability_from or 'origin not said'}); below the diagonal it held. "
-        "Levels that this many cases cannot certify are left out."
+        f"Promised risk against risk ({found.reliability_from or 'origin not said'}); below the diagonal the "
+        f"promise held. Levels that so few cases cannot certify are left out."
     )
     known = curve[["alpha", "risk"]].dropna()
     figure = draw_reliability(known["alpha"].tolist(), {found.policy_name or "policy": known["risk"].tolist()})

@@ -65,7 +65,7 @@ def section(study: Study) -> Section:
 
 
 def wanted(slices: pd.DataFrame) -> dict[str, pd.Series]:
-    """Which slices have which property (sec:supp-qual-select)."""
+    """Find the properties of each slice (sec:supp-qual-select)."""
     return {
         "harmful": slices["ha"] >= 0.5,
         "flat": slices["change"].abs() <= 0.02,
@@ -143,7 +143,7 @@ def _picture(study: Study, row: Mapping[str, Any], at: int) -> tuple[Picture, st
     case = str(row["case"])
     found = case_masks(study, case, reference=decisions[study.reference][case], deployed=decisions[study.ours][case])
     if found is None:
-        raise RuntimeError(f"case {case} had a label when the slices were judged")
+        raise RuntimeError(f"the label of case {case} is missing")
     index = None if row["slice"] is None or pd.isna(row["slice"]) else int(row["slice"])
     view = view_of(found.reference_edits, found.label, found.source, found.reference, index=index)
     image, problem = _input(study, case, view, found.label.shape)
@@ -158,7 +158,7 @@ def _picture(study: Study, row: Mapping[str, Any], at: int) -> tuple[Picture, st
         f"case. Red outlines: regions made worse; blue: made better.{boxes}{routed}{without}"
     )
     paper = "fig:acdc-qual-supp" if driving else ("fig:med-qual", "fig:med-qual-prostate")[at]
-    title = "Harm that the mean does not show" if row["harmful"] and row["flat"] else "The best that the rule found"
+    title = "Harm that the mean does not show" if row["harmful"] and row["flat"] else "The best slice by the rule"
     id = f"{'driving' if driving else 'qualitative'}-{at + 1}"
     return Picture(id, title, figure, caption, paper), problem
 
@@ -208,7 +208,7 @@ def whole(mask: Any, index: int | None) -> SliceView:
 
 
 def metric_of(study: Study, view: SliceView, mask: Any, label: Any) -> float:
-    """The archive's metric on what is in view; NaN when the label has nothing there."""
+    """The archive's metric on the visible part; NaN when the label has nothing there."""
     shown, truth = view.of(mask), view.of(label)
     return float(study.scored_by.of(shown, truth, ignore=study.measure["ignore"], spacing_mm=None))
 
@@ -216,7 +216,7 @@ def metric_of(study: Study, view: SliceView, mask: Any, label: Any) -> float:
 def input_plane(images: Images, case_id: str, shape: tuple[int, ...], index: int | None) -> Pixels:
     """The plane that is shown, in 8 bits: a slice of a volume's first channel, or a picture in its colors."""
     if case_id not in images:
-        raise BadInput(f"the image folder has no case {case_id}; name files as they were named when recorded")
+        raise BadInput(f"the image folder has no case {case_id}; name the files as in the recording")
     path = images[case_id].images[0]
     image = read_image(path)
     is_picture = path.name.lower().endswith(ENDINGS)

@@ -1,12 +1,13 @@
 r"""Chance at a fixed quota: the mean of a quantity when the buckets are dealt to the cases at random (J4, P1).
 
-With :math:`a_{ij}` what case i gets at place j (places of one bucket are alike) and a uniform permutation :math:`\pi`,
+With :math:`a_{ij}` the value of case i at place j (places of one bucket are alike) and a uniform permutation
+:math:`\pi`,
 Hoeffding's combinatorial central limit theorem (1951) gives the moments of :math:`T = \sum_i a_{i\pi(i)}` exactly:
 
 .. math:: E\,T = \tfrac{1}{n}\sum_{ij} a_{ij}, \qquad
           \operatorname{Var} T = \tfrac{1}{n-1}\sum_{ij} (a_{ij} - \bar a_{i\cdot} - \bar a_{\cdot j} + \bar a)^2 .
 
-Cases of one patient or sequence resemble each other, in what a router does to them and in what it costs. Dealing
+Cases of one patient or sequence resemble each other, in the decision of a router and in its cost. Dealing
 buckets to single cases then looks more even than a router without any skill: with 12 patients of 8 scans such a router
 beats it at p <= 0.05 in 28 % of cohorts. So with ``units`` whole patients are dealt: the buckets of one patient go to
 another, in any order among the scans; where patients have different numbers of scans the deal runs on into the next.
@@ -31,7 +32,7 @@ Buckets = NDArray[np.int64]
 class ChanceMoments:
     """Mean and standard deviation of a cohort mean under random assignment.
 
-    The mean is exact; so is the deviation where every case is a unit of its own, else it comes from 4,000 deals.
+    The mean is exact; so is the deviation if every case is one unit, else it comes from 4,000 random assignments.
     """
 
     mean: float
@@ -84,12 +85,12 @@ def chance_draws(values: Floats, buckets: Buckets, draws: int, seed: int, units:
 
 
 def _shared(units: Buckets | None) -> bool:
-    """Whether any unit holds more than one case."""
+    """True if any unit has more than one case."""
     return units is not None and len(np.unique(units)) < len(units)
 
 
 def _by_unit(units: Buckets, draws: int, rng: np.random.Generator) -> Buckets:
-    """Cases in a random order in which those of one unit stand together, (draw, place)."""
+    """Cases in a random order in which those of one unit are adjacent, (draw, place)."""
     _, number = np.unique(units, return_inverse=True)
     places = rng.permuted(np.tile(np.arange(number.max() + 1), (draws, 1)), axis=1)
     return np.asarray(np.argsort(places[:, number] + rng.random((draws, len(units))), axis=1))

@@ -95,8 +95,8 @@ def shuffle_p(
 ) -> Floats:
     r"""Two-sided p of every column's rank correlation with the target when whole units exchange their targets.
 
-    Units (cases, or patients with all their rows) trade places only with units of as many rows, so what is alike
-    within a unit stays together; :math:`p = (1 + \#\{b : |\rho_b| \ge |\rho|\}) / (B + 1)` is exact at any size.
+    Units (cases, or patients with all their rows) are exchanged only with units of as many rows, so similar rows of a
+    unit stay together; :math:`p = (1 + \#\{b : |\rho_b| \ge |\rho|\}) / (B + 1)` is exact at any size.
     """
     ranked = stats.rankdata(columns, axis=0) - (len(target) + 1) / 2
     harm = stats.rankdata(target) - (len(target) + 1) / 2

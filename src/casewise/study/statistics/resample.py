@@ -40,14 +40,14 @@ class Draws:
 
     @cached_property
     def counts(self) -> NDArray[np.int32]:
-        """How often each unit is in each draw: (draw, unit)."""
+        """Count of each unit in each draw: (draw, unit)."""
         resamples, n = self.index.shape
         flat = self.index + np.arange(resamples)[:, None] * n
         return np.bincount(flat.ravel(), minlength=resamples * n).reshape(resamples, n).astype(np.int32)
 
     @property
     def proof(self) -> dict[str, Any]:
-        """What another program needs to show that it draws the same numbers (A8)."""
+        """Numbers that show whether another program draws equal indices (A8)."""
         return {
             "seed": self.seed,
             "resamples": int(self.index.shape[0]),
@@ -83,7 +83,7 @@ class Interval:
 
     @property
     def separated(self) -> bool:
-        """Whether the interval excludes zero (H7)."""
+        """True if the interval excludes zero (H7)."""
         return bool(self.low > 0 or self.high < 0)
 
     @property
@@ -93,7 +93,7 @@ class Interval:
 
     @property
     def holds_zero(self) -> bool:
-        """Whether the interval contains zero: "matched", never "equal" (H7)."""
+        """True if the interval contains zero: "matched", never "equal" (H7)."""
         return bool(self.low <= 0 <= self.high)
 
 
@@ -215,9 +215,7 @@ def paired_interval(first: ArrayLike, second: ArrayLike, **options: Any) -> Inte
     """Interval of mean(first - second) over the same cases (H1); options as in :func:`mean_interval`."""
     left, right = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)
     if left.shape != right.shape:
-        raise BadInput(
-            f"paired values must be of the same cases, got {left.shape} and {right.shape}; join them by case"
-        )
+        raise BadInput(f"paired values must be of the same cases, got {left.shape} and {right.shape}; join by case")
     return mean_interval(left - right, **options)
 
 
