@@ -220,9 +220,7 @@ def main() -> int:
         ]
         if pairs <= fewer:
             del kept_all[2:], said[2:]
-            print(
-                f"  memory is judged from {fewer} pairs on: below, tables of sign flips grow, 40 kB a patient"
-            )
+            print(f"  memory is judged from {fewer} pairs on: below, tables of sign flips grow, 40 kB a patient")
         held += kept_all
         for kept, sentence in zip(kept_all, said, strict=True):
             print(f"  {'yes   ' if kept else 'MISSED'} {sentence}")

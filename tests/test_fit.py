@@ -349,6 +349,13 @@ def test_a_learning_curve_says_what_fewer_patients_gain(tmp_path):
     assert said in unescape((tmp_path / "fit" / "fit.html").read_text())
 
 
+def test_a_label_without_foreground_is_said_to_be_left_out_of_the_comparison(tmp_path):
+    images, labels = [image for image, _ in DISCS[:6]], [label for _, label in DISCS[:5]]
+    empty = [*labels, np.zeros_like(labels[0])]
+    made = casewise.fit(eroding_model(), images, empty, views="mirror(x)", learn=False, out=tmp_path / "fit", jobs=1)
+    assert "1 labelled case without foreground in the label: the comparison leaves them out" in made.summary()
+
+
 def test_training_that_ends_in_nan_leaves_views_and_m0_and_says_so(tmp_path):
     images, labels = [image for image, _ in DISCS[:6]], [label for _, label in DISCS[:6]]
     wild = replace(QUICK, learning_rate=1e30)

@@ -35,11 +35,11 @@ from casewise.study.benchmark import (
     Method,
     check_cases,
     decide_all,
-    draw_split,
     result_table,
     score,
     seal,
     seen_before,
+    sides_of,
     split_archive,
     split_cohort,
 )
@@ -300,12 +300,12 @@ def _sides(
         return sides, dict(split.how), facts
     found, _ = labelled_cases(backbone, cases, labels, patients, keep=folder / "images")
     if calibration is not None:
-        chosen, how = {*map(str, calibration)}, {"by": "patients that were named"}
+        how = {"by": "patients that were named"}
+        chosen = {*map(str, calibration)}
         named = {one.id for one in found if one.patient in chosen}
     else:
-        members = {one.id: Member(one.id, one.case.group, one.patient) for one in found}
-        drawn, facts = draw_split(members, share, seed=1000)
-        named, how = {*drawn.calibration}, {"by": "draw of clusters", **facts}
+        drawn, how = sides_of({one.id: Member(one.id, one.case.group, one.patient) for one in found}, share)
+        named = drawn[CALIBRATION]
     sides = {CALIBRATION: [], EVALUATION: []}
     for one in found:
         side = CALIBRATION if one.id in named else EVALUATION

@@ -379,6 +379,11 @@ class _Fit:
             _joined(archive), "default", allowed_hurt=self.allowed_hurt, flag_below=below or None, fixed=fixed,
             progress=self.on_progress, on_compared=deployed.update,
         )  # fmt: skip
+        if empty := policy.preflight["cases"] - policy.preflight["labelled"]:
+            self.notes.append(
+                f"{pluralize(empty, 'labelled case')} without foreground in the label: the comparison leaves them out, "
+                "because the metric is undefined there, and does not count harm to them"
+            )
         if below and not policy.flag:
             self.notes += [one for one in policy.preflight.get("concerns", ()) if one.startswith("no case is flagged")]
         return policy, deployed

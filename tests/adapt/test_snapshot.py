@@ -120,7 +120,7 @@ def test_a_weight_that_was_not_selected_comes_back_and_is_named(unet, slices, mo
         with pytest.raises((MovedUnselected, RuntimeError, ZeroDivisionError)):
             touch_what_was_not_selected()
     elif error is None:
-        with pytest.raises(MovedUnselected, match=r"moved head\.bias, which were not selected; they were restored"):
+        with pytest.raises(MovedUnselected, match=r"changed head\.bias, which were not selected; they were restored"):
             touch_what_was_not_selected()
     else:
         with pytest.raises(error):

@@ -186,7 +186,7 @@ def test_an_image_that_vanishes_costs_its_own_case_and_no_folder_is_told(
         "c0": "done", "c1": "failed", "c2": "failed", "c3": "done",
     }  # fmt: skip
     assert entries["c1"]["error"] == "No such file or directory: c1.nii.gz"
-    assert entries["c2"]["error"].startswith("c2.nii.gz is a link to a file that is not there")
+    assert entries["c2"]["error"].startswith("c2.nii.gz is a link to a missing file")
     for file in (*(out / "casewise").glob("*.json"), out / "audit.jsonl", out / "report.html"):
         assert str(tmp_path) not in file.read_text(), file.name
 

@@ -100,7 +100,7 @@ def test_the_next_case_gets_the_same_m0(network, image, how, error):
 
 @pytest.mark.parametrize("how", ["data", "numpy"])
 def test_a_weight_that_was_not_selected_is_reported(network, image, how):
-    with pytest.raises(MovedUnselected, match=r"moved head\.weight, which were not selected; they were restored"):
+    with pytest.raises(MovedUnselected, match=r"changed head\.weight, which were not selected; they were restored"):
         guard(Case("a", image), network, FixedK(1), Vandal(how), steps=1)
 
 

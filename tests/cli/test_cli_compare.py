@@ -100,7 +100,7 @@ def test_patients_are_counted_only_where_they_are_named(compared, tmp_path):
     assert run("compare", *masks, "-l", tmp_path / "labels", "-o", tmp_path / "out").exit_code == 0
     for name in ("report.html", "summary.md"):
         said = (tmp_path / "out" / name).read_text()
-        assert "5 cases (no patient is named: each case counts as one)" in said
+        assert "5 cases (no patient is named: each case counts as one patient)" in said
         assert "5 cases of" not in said
 
 

@@ -128,7 +128,7 @@ def test_patients_are_read_from_the_table_beside_the_images(home: Path, tmp_path
     result = CliRunner().invoke(app, [str(word) for word in (*words, "-o", tmp_path / "b")], catch_exceptions=False)
     assert result.exit_code == 0
     assert f"{table} is not used: cases.csv has no row for " in result.stderr
-    assert "no patient is named, so every case counts as one of its own" in result.stderr
+    assert "no patient is named, so every case counts as one" in result.stderr
 
 
 def test_every_command_that_prints_results_is_asked_for_json() -> None:

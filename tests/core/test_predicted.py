@@ -38,7 +38,7 @@ def test_infinite_cuts_are_words() -> None:
     ("changes", "error", "sentence"),
     [
         ({"schema": 9}, Mismatch, r"has schema 9, this casewise reads 2; predict again"),
-        ({"status": "fine"}, BadInput, "a case is done, fallback, failed, got status 'fine'"),
+        ({"status": "fine"}, BadInput, "must be done, fallback, failed, got 'fine'"),
         ({"surprise": 1}, BadInput, "not the JSON file of a predicted case .*surprise"),
         ({"case": "../up"}, BadInput, "a case id must have"),
         ({"outputs": {"../../etc/passwd": "0"}}, BadInput, "names an output outside its folder"),

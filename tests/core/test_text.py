@@ -36,7 +36,8 @@ def test_results_stay_short() -> None:
     for result in (trajectory, policy, found):
         assert len(repr(result)) < 400, repr(result)
         assert "\n" not in repr(result)
-    assert "<99 items>" in repr(policy)
+    assert "case-3" in repr(policy)
+    assert "case-4" not in repr(policy)
 
 
 def test_one_is_not_many() -> None:

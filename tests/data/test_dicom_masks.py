@@ -220,7 +220,7 @@ def test_a_damaged_file_costs_only_its_own_case_and_cases_are_called_after_folde
     assert [case.id for case in found.cases] == ["P1", "P4"]
     said = {problem.case: problem.message for problem in found.problems if problem.kind == "unreadable"}
     assert "P2/seg.dcm" in said["P2"]
-    assert any("P3/seg.dcm does not say what it is about" in message for message in said.values())
+    assert any("P3/seg.dcm does not name its series" in message for message in said.values())
     assert (found.exit_code, found.pairs) == (3, 5)
     (tmp_path / "ai" / "P4" / "seg.dcm").unlink()  # nothing of an earlier run stands for a mask that is gone
     assert len(casewise.compare(tmp_path / "ai", tmp_path / "signed", out=tmp_path / "out").cases) == 1

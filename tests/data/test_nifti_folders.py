@@ -83,7 +83,7 @@ def test_parts_go_by_stride_as_in_nnunet(tmp_path: Path) -> None:
     parts = [part_of(cases, parts=3, part=part) for part in range(3)]
     assert [case.id for case in parts[1]] == ["c1", "c4"]
     assert sorted(case.id for part in parts for case in part) == [case.id for case in cases]
-    with pytest.raises(BadInput, match="counts from 0"):
+    with pytest.raises(BadInput, match="must be from 0"):
         part_of(cases, parts=3, part=3)
 
 

@@ -142,9 +142,9 @@ def test_an_edited_cut_point_is_noticed(archive, tmp_path):
 
 
 NONSENSE = {
-    "steps 1e9": (lambda policy: replace(policy, steps=10**9), r"asks for 1000000000 steps; .* from 0 to 1000"),
-    "steps below 0": (lambda policy: replace(policy, steps=-1), "asks for -1 steps"),
-    "steps in parts": (lambda policy: replace(policy, steps=2.5), "asks for 2.5 steps"),
+    "steps 1e9": (lambda policy: replace(policy, steps=10**9), r"has 1000000000 steps, .* from 0 to 1000"),
+    "steps below 0": (lambda policy: replace(policy, steps=-1), "has -1 steps"),
+    "steps in parts": (lambda policy: replace(policy, steps=2.5), "has 2.5 steps"),
     "no binding": (lambda policy: replace(policy, binding=None), "its binding does not say which model"),
     "hard cases kept": (
         lambda policy: replace(policy, options={**policy.options, "hard": {"action": "depth", "depth": 1}}),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
@@ -98,7 +99,7 @@ def test_the_gate_is_certified_from_the_command_line(site, other, tmp_path):
     [
         (["--method", "inflated"], "a method must be one of crc, ltt, envelope"),
         (["--method", "magic"], "got 'magic'"),
-        (["--loss", "harmed", "--method", "envelope"], "certified by --loss surrogate"),
+        (["--loss", "harmed", "--method", "envelope"], "needs --loss surrogate"),
         (["--loss", "size"], "need one alpha per loss"),
     ],
 )
@@ -148,6 +149,8 @@ def test_the_page_is_whole_and_loads_nothing(site, alpha):
     assert all(reason in words for reason in certificate.invalid_if)
     assert certificate.policy in words
     assert "labels used to certify" in words
+    listed = replace(certificate, details={**certificate.details, "alphas": ["consensus", "merge"]})
+    assert "consensus, merge" in " ".join(Page(certificate_page(listed)).words)
     assert ("Nothing is promised" in words) == (alpha == 0.02)
 
 
@@ -159,8 +162,6 @@ def test_the_surrogate_page_warns_that_it_does_not_bound_the_deployed_harm(site)
 
 
 def test_names_on_the_page_are_escaped(site):
-    from dataclasses import replace
-
     certificate, _ = certify_router(site.archive, site.policy, Promise(("ha",), (0.1,)))
     assert "<script>" not in certificate_page(replace(certificate, policy_name="<script>alert(1)</script>"))
 

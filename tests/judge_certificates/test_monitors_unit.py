@@ -86,7 +86,7 @@ def test_the_same_case_has_the_same_luck():
 
 
 def test_impossible_observations_are_refused():
-    with pytest.raises(BadInput, match=r"lies in \[0, 1\], got 1.5"):
+    with pytest.raises(BadInput, match=r"must be in \[0, 1\], got 1.5"):
         Audit(0.1).seen(1.5)
     with pytest.raises(BadInput, match="must be finite"):
         Exchangeability((1.0,)).seen("a", float("nan"))
@@ -96,9 +96,9 @@ def test_impossible_observations_are_refused():
 
 def test_nan_is_no_decision_and_no_audit_whatever_is_watched():
     watch = Watch("id").decision("a", {"value": 0.1}, "ann").audit("a", 0.0, "ann")
-    with pytest.raises(BadInput, match=r"value of case b .* must not be NaN"):
+    with pytest.raises(BadInput, match=r"value of case b .* and no NaN"):
         watch.decision("b", {"value": float("nan")}, "ann")
-    with pytest.raises(BadInput, match=r"lies in \[0, 1\], got nan"):
+    with pytest.raises(BadInput, match=r"must be in \[0, 1\], got nan"):
         watch.audit("b", float("nan"), "ann")
 
 

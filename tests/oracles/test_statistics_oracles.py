@@ -96,15 +96,14 @@ def test_the_signed_rank_test_is_scipys_without_zeros(rng, n):
     first, second = np.round(rng.random(n), 3), np.round(rng.random(n), 3)
     second[:3] = first[:3]
     difference = np.round(first - second, 12)
-    found = wilcoxon(first, second)
-    how = "exact" if found.method == "exact" else "approx"
+    p, method = wilcoxon(first, second)
+    how = "exact" if method == "exact" else "approx"
     theirs = (
         stats.wilcoxon(difference, zero_method="wilcox", method=how, correction=False)
         if how == "approx"
         else (stats.wilcoxon(difference[difference != 0], method="exact"))
     )
-    assert found.p == pytest.approx(theirs.pvalue, abs=1e-12)
-    assert (found.n, found.zeros) == (int((difference != 0).sum()), int((difference == 0).sum()))
+    assert p == pytest.approx(theirs.pvalue, abs=1e-12)
 
 
 def test_region_contrasts_are_scipys_mann_whitney(rng):

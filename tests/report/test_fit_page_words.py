@@ -55,7 +55,7 @@ def test_patients_and_cases_that_are_hurt_are_counted_apart_and_the_choice_is_no
     assert "the gain is at least" not in page
     assert "which does not allow for the choice" in page
     rows = [{"case": "a", "patient": "p", "source": 0.5, "metric": 0.6, "state": "1"}]
-    assert "which way is deployed was chosen with all labels" in fit_page(facts, rows)
+    assert "the design was chosen with all labels" in fit_page(facts, rows)
     kept = {**facts["preflight"]["comparison"], "chosen": "m0"}
     page = fit_page({**facts, "preflight": {**facts["preflight"], "comparison": kept}}, ())
     assert "up to 21 % may" not in page  # the masks in use hurt nobody

@@ -8,7 +8,6 @@ import pytest
 
 from casewise.core.prediction_record import OUTSIDE, PredictedCase
 from casewise.core.records import Action, Decision, State
-from casewise.report.certificate_page import _listed
 from casewise.report.prediction_page import prediction_page
 
 FACTS: dict[str, Any] = {"model": "m", "policy": "p", "calibration_id": "", "scores": {}, "versions": {}}
@@ -69,11 +68,6 @@ def test_cases_to_check_come_first_with_the_reason() -> None:
     assert 'Check because</dt><dd class="flag">the image is darker</dd>' in prediction_page([unlike], FACTS)
     failed = prediction_page([PredictedCase("f", "failed", error="<b>no file</b>")], FACTS)
     assert "no mask: &lt;b&gt;no file&lt;/b&gt;" in failed
-
-
-def test_a_list_on_a_certificate_is_written_as_words() -> None:
-    assert _listed(["consensus", "merge"]) == "consensus, merge"
-    assert _listed(3) == "3"
 
 
 def test_the_poorest_estimate_is_checked_first() -> None:

@@ -195,7 +195,7 @@ def test_masks_that_no_run_wrote_are_refused_and_untouched(work: Maker, tmp_path
     out.mkdir()
     (out / "case_1.nii.gz").write_bytes(b"a label")
     with pytest.raises(
-        Refused, match=r"holds case_1\.nii\.gz, which no casewise run wrote.*-o, or add --set overwrite=true"
+        Refused, match=r"holds case_1\.nii\.gz, which casewise did not write.*-o, or add --set overwrite=true"
     ):
         run(work())
     assert (out / "case_1.nii.gz").read_bytes() == b"a label"

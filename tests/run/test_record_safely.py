@@ -211,7 +211,7 @@ def test_a_link_to_nothing_is_a_case_that_fails(tmp_path: Path) -> None:
     (tmp_path / "b.nii.gz").symlink_to(tmp_path / ".git" / "annex" / "objects" / "b.nii.gz")
     found = list_cases(tmp_path, links=True)
     assert [case.id for case in found] == ["a", "b"]
-    with pytest.raises(UnsafeInput, match=r"b\.nii\.gz is a link to a file that is not there"):
+    with pytest.raises(UnsafeInput, match=r"b\.nii\.gz is a link to a missing file"):
         found[1].checked()
     with pytest.raises(UnsafeInput, match=r"b\.nii\.gz"):
         list_cases(tmp_path)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import nibabel
@@ -15,6 +15,7 @@ from casewise.archive.store import Archive, open_archive
 from casewise.archive.verify import verify
 from casewise.core.records import Policy
 from casewise.deployment import Deployment
+from casewise.judge.calibration.adoption import hurt_share, unpromised
 from casewise.judge.calibration.calibrate import calibrate
 from casewise.judge.policy import read_policy, write_policy
 from casewise.replay import replay
@@ -101,3 +102,19 @@ def test_a_folder_of_another_kind_is_said_and_no_promise_covers_it(
     assert done.promise is None
     same = Deployment(model, policy).predict_folder(five_images, tmp_path / "same", overlays=False)
     assert not [one for one in same.warnings if one.startswith(UNLIKE)]
+
+
+def test_predict_says_how_many_may_be_hurt_where_nothing_is_promised(
+    policy: Policy, model: Model, five_images: Path, tmp_path: Path
+) -> None:
+    harm = asdict(hurt_share([0.02] * 10, list("abcdefghij")))
+    compared = {"chosen": "medoid", "rows": [{"design": "m0", "harm": harm}, {"design": "medoid", "harm": harm}]}
+    fitted = replace(policy, preflight={**policy.preflight, "comparison": compared})
+    said = "Nothing is promised. On the labelled cases, 0 of 10 patients were hurt by more than 0.01; up to 21% may be"
+    done = Deployment(model, fitted).predict_folder(five_images, tmp_path / "out", overlays=False)
+    assert done.unpromised.startswith(said)
+    assert said in done.page.read_text()
+    late = Deployment(model, fitted).predict_folder(other_kind(tmp_path / "late", 2), tmp_path / "o", overlays=False)
+    assert late.unpromised == ""  # the count is an estimate, and none covers this folder
+    kept = replace(fitted, preflight={"comparison": {**compared, "chosen": "m0"}})
+    assert unpromised(kept.preflight) == unpromised({}) == ""

@@ -60,14 +60,14 @@ def test_the_template_is_a_plan_and_each_commented_line_is_one_too(tmp_path):
         ("[protocol.criteria]\nmin_mean_gain = 0.01\nmax_mean_drop = -0.02", "exceeds min_mean_gain"),
         ("[protocl]\n", "a plan has no 'protocl'"),
         ("[protocol]\npatient = 3", "\\[protocol\\] has no 'patient'"),
-        ("protocol = 3", "is a table"),
+        ("protocol = 3", "must be a table"),
         ("[protocol.criteria]\nmax_mean_drop = {limit = 0.1, sd = 0}", "above 0"),
         ("[protocol.criteria.a.b.c]\nx = 1", "no criterion is called 'a'"),
         ("[", "is no TOML"),
         ("x = " + "[" * 5000, "is no TOML"),
         ("# " + "x" * (10 * 2**20), r"is 10\.0 MB; a plan has at most 256 kB"),
         ("[protocol]\npatients = 1" + "0" * 5000, "is no TOML"),
-        ("[protocol.criteria]\nmax_mean_drop = 1" + "0" * 400, "max_mean_drop is a number or"),
+        ("[protocol.criteria]\nmax_mean_drop = 1" + "0" * 400, "max_mean_drop must be a number or"),
         ("[protocol.criteria]\nmax_mean_drop = nan", "got nan"),
         ("[protocol.criteria]\nmax_ha = 0", "no sample can show max_ha <= 0"),
         ('[protocol.criteria]\nmax_ha=0.1\n[measures]\nx = "LV * 1e999"', "measure x"),
@@ -170,7 +170,7 @@ def test_folders_have_a_verdict_in_python_and_its_first_line_says_what_became_of
     changed = casewise.compare(root / "old", root / "new", **options)
     assert changed.verdict == "accepted"
     assert "changed after" in changed.notes[0]
-    assert "the labels are not those of the plan" in changed.notes[1]
+    assert "the labels differ from those of the plan" in changed.notes[1]
     path.write_text(path.read_text().replace("abc", changed.hashes["label"]))
     assert len(casewise.compare(root / "old", root / "new", **options).notes) == 1
     assert Chain(log_of(path)).lines()[-1]["verdict"] == "accepted"

@@ -203,7 +203,7 @@ def test_what_labels_chose_is_not_certified_with_the_same_labels(archive):
 def test_flags_fitted_on_the_same_patients_are_not_promised(archive):
     made = calibrate(archive, "consensus", flag_below=0.3, confidence=0.8)
     certificate, _ = certify_router(archive, made, Promise(("worse-voxels",), (0.7,)))
-    said = "How many cases are flagged is not promised: the flag was fitted on these patients."
+    said = "The share of flagged cases is not promised, because the flag was fitted on these patients."
     assert said in certificate.statement
     share, most = flagged_share(archive, made, delta=0.1)
     assert share < most

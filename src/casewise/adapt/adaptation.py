@@ -104,10 +104,10 @@ class Adaptation:
         if self.steps < 0:
             raise BadInput(f"steps must be 0 or more, got {self.steps}")
         if self.max_slices is not None and self.max_slices < 1:
-            raise BadInput(f"max_slices is at least 1, got {self.max_slices}")
+            raise BadInput(f"max_slices must be at least 1, got {self.max_slices}")
         for name, known in (("batch_statistics", STATISTICS), ("reset", RESETS), ("consensus", CONSENSUSES)):
             if getattr(self, name) not in known:
-                raise BadInput(f"{name} is one of {', '.join(known)}, got {getattr(self, name)!r}")
+                raise BadInput(f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}")
 
     @classmethod
     def of(cls, objective: Any, /, **knobs: Any) -> Adaptation:

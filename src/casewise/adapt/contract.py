@@ -138,7 +138,7 @@ def parse_size(text: str) -> int:
     """
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?\s*", text.lower())
     if not found:
-        raise BadInput(f"a size is a number with K, M, G or T, such as 8G, got {text!r}")
+        raise BadInput(f"a size must be a number with K, M, G or T, such as 8G, got {text!r}")
     return int(float(found[1]) * _UNITS[found[2]])
 
 

@@ -239,7 +239,7 @@ def read_json(path: Path) -> dict[str, Any]:
     except (ValueError, OSError) as error:
         raise DamagedArchive(f"{path} cannot be read as JSON ({error}); restore it or record the case again") from error
     if not isinstance(content, dict):
-        raise DamagedArchive(f"{path} should hold a JSON object, got {type(content).__name__}")
+        raise DamagedArchive(f"{path} must have a JSON object, got {type(content).__name__}")
     return content
 
 

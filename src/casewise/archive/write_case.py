@@ -61,7 +61,7 @@ def write_ladder(path: Path, case: Entry, trajectory: Trajectory) -> Entry:
     entry = replace(case, **own, ladder=trajectory.ladder)
     if wrong := entry.contradicts(case):
         raise Mismatch(
-            f"{' and '.join(wrong)} of case {case.id} is not the one that {path} holds, so ladder "
+            f"{' and '.join(wrong)} of case {case.id} differs from that in {path}, so ladder "
             f"{trajectory.ladder!r} was not added; record it with the same model and images, or into another archive"
         )
     return _written(path, entry, files)

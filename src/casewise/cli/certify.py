@@ -183,7 +183,7 @@ def _reach(found: SampleSize) -> str:
     lines = [f"Your {pluralize(found.cases or 0, 'patient')} can promise"]
     lines.append(f"  alpha >= {found.crc_alpha:.3f} in expectation (CRC)")
     lines.append(
-        f"  alpha >= {found.ltt_alpha:.3f} with probability {1 - found.delta:g} (LTT, harmed), if none shows any loss"
+        f"  alpha >= {found.ltt_alpha:.3f} with probability {1 - found.delta:g} (LTT, harmed), if none has any loss"
     )
     crc = "infeasible" if found.crc_budget is None else f"they may lose {found.crc_budget:.2f} in total"
     ltt = "infeasible" if found.ltt_budget is None else f"{found.ltt_budget} of {found.cases} may be harmed"

@@ -161,8 +161,9 @@ def _about_plan(plan: Path, *, write: bool, as_json: bool) -> None:
     else:
         lines.append(
             f"{needed} labelled patients are needed: if the expected values are right, all {len(rows)} "
-            f"criteria hold together with a "
-            f"chance of {POWER:.0%}. Criteria on a group, size or label need as many of that group, size or label."
+            f"criteria are met "
+            f"with a chance of {POWER:.0%}. Criteria on a group, size or label need as many of that "
+            f"group, size or label."
         )
         if read.patients is not None and read.patients < needed:
             lines.append(f"The plan has patients = {read.patients}, which is too few.")

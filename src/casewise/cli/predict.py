@@ -132,9 +132,8 @@ def _summary(found: PredictedFolder, deployment: Deployment, images: Path, out: 
         over = "" if found.scored_cases == len(entries) else f" (over {pluralize(found.scored_cases, 'case')})"
         before = f"{found.scores[f'source_{key}']:.3f}"
         lines.append(f"Mean {name}: {found.scores[key]:.3f}, original masks {before}{over}.")
-    if found.promise:
-        lines.append(f"Promised: {found.promise}")
-    return [*lines, f"Page: {found.page}"]
+    said = f"Promised: {found.promise}" if found.promise else found.unpromised
+    return [*lines, *filter(None, [said]), f"Page: {found.page}"]
 
 
 def _is_source(entry: PredictedCase) -> bool:

@@ -69,7 +69,7 @@ class PredictedCase:
     def __post_init__(self) -> None:
         check_case_id(self.case)
         if self.status not in STATUSES:
-            raise BadInput(f"a case is {', '.join(STATUSES)}, got status {self.status!r}")
+            raise BadInput(f"the status of a case must be {', '.join(STATUSES)}, got {self.status!r}")
         for name in self.outputs:
             path = PurePosixPath(name)
             if path.is_absolute() or ".." in path.parts:

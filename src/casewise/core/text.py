@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sized
-from dataclasses import fields, is_dataclass
-from enum import Enum
-from pathlib import Path
+import reprlib
+from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
-FEW = 4
-LONG = 60
 UNIT = ("patient", "patients")  # the words for a cluster, for :func:`pluralize`; a sequence counts as a patient
 
 
 def brief(record: Any) -> str:
     """Return a dataclass in one line, for its ``__repr__``, without empty fields and those with ``repr=False``."""
     shown = {field.name: getattr(record, field.name) for field in fields(record) if field.repr}
-    words = [f"{name}={_value(value)}" for name, value in shown.items() if not _is_nothing(value)]
+    words = [f"{name}={_SHORT.repr(value)}" for name, value in shown.items() if not _is_nothing(value)]
     return f"{type(record).__name__}({', '.join(words)})"
 
 
@@ -24,32 +21,24 @@ def _is_nothing(value: Any) -> bool:
     return value is None or (isinstance(value, (str, tuple, Mapping)) and not value)
 
 
-def _value(value: Any) -> str:
-    if hasattr(value, "shape") and hasattr(value, "dtype"):
-        return f"<{' x '.join(str(side) for side in value.shape) or 'scalar'} {value.dtype}>"
-    if isinstance(value, float):
+class _Short(reprlib.Repr):
+    """Four digits of a number, the shape of an array, the begin of long texts and collections."""
+
+    def repr_float(self, value: float, level: int) -> str:
         return f"{value:.4g}"
-    if isinstance(value, (bool, int, Enum)) or value is None:
-        return str(value)
-    if isinstance(value, (str, Path)):
-        text = str(value)
-        return repr(text if len(text) <= LONG else f"{text[: LONG - 3]}...")
-    if isinstance(value, Mapping):
-        return (
-            f"<{len(value)} by name>"
-            if len(value) > FEW
-            else _together("{}", (f"{k}: {_value(v)}" for k, v in value.items()))
-        )
-    if isinstance(value, (tuple, list)):
-        return f"<{len(value)} items>" if len(value) > FEW else _together("()", map(_value, value))
-    if is_dataclass(value) and not isinstance(value, type):
-        text = repr(value)
-        return text if len(text) <= LONG else f"<{type(value).__name__}>"
-    return f"<{type(value).__name__} of {len(value)}>" if isinstance(value, Sized) else f"<{type(value).__name__}>"
+
+    def repr_ndarray(self, value: Any, level: int) -> str:
+        return f"<{' x '.join(map(str, value.shape)) or 'scalar'} {value.dtype}>"
+
+    def repr_mappingproxy(self, value: Any, level: int) -> str:
+        return self.repr_dict(value, level)
+
+    repr_float64 = repr_float
 
 
-def _together(brackets: str, parts: Any) -> str:
-    return f"{brackets[0]}{', '.join(parts)}{brackets[1]}"
+_SHORT = _Short()
+_SHORT.maxdict = _SHORT.maxtuple = _SHORT.maxlist = 4
+_SHORT.maxstring = _SHORT.maxother = 60
 
 
 def pluralize(number: int, one: str, many: str | None = None) -> str:

@@ -209,7 +209,7 @@ def channel_patterns(text: str) -> tuple[str, ...]:
     """
     patterns = tuple(word.strip() for word in text.split(",")) if text else ()
     if not all(patterns):
-        raise BadInput(f"channels names a series description for each channel, such as 'T1*,FLAIR*', got {text!r}")
+        raise BadInput(f"channels must name a series description for each channel, such as 'T1*,FLAIR*', got {text!r}")
     return patterns
 
 

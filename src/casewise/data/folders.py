@@ -233,5 +233,5 @@ def with_groups(cases: Sequence[CaseFiles], table: Path) -> tuple[CaseFiles, ...
 def part_of(cases: Iterable[CaseFiles], *, parts: int, part: int) -> tuple[CaseFiles, ...]:
     """nnU-Net's sharding by stride: ``cases[part_id::num_parts]``."""
     if parts < 1 or not 0 <= part < parts:
-        raise BadInput(f"-part_id counts from 0 to -num_parts - 1, got -part_id {part} of -num_parts {parts}")
+        raise BadInput(f"-part_id must be from 0 to -num_parts - 1, got -part_id {part} of -num_parts {parts}")
     return tuple(cases)[part::parts]

@@ -307,7 +307,7 @@ OWN_NETWORKS = "casewise.adapt.networks:"
 def _copy_model(source: Path, target: Path) -> None:
     """Copy a model folder; refuse to mix it with existing files."""
     if not source.is_dir():
-        raise BadInput(f"only a model folder can be copied, {str(source)!r} is none")
+        raise BadInput(f"only a model folder can be copied, got {str(source)!r}")
     if source.resolve() == target.resolve():
         return
     there = {path.relative_to(target) for path in target.rglob("*")} if target.exists() else set()

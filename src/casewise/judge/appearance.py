@@ -155,7 +155,7 @@ def appearance_numbers(
     found: dict[str, float] = {f"{MODALITY}{modality}": 1.0} if modality else {}
     for channel in range(inputs.shape[1]):
         whole = np.asarray(inputs[:, channel], dtype=np.float64)
-        values = _sample(whole.ravel())
+        values = whole.ravel()[:: max(1, whole.size // _SAMPLES)]
         mean, sd = float(values.mean()), float(values.std())
         found[f"intensity mean of channel {channel}"] = mean
         found[f"intensity deviation of channel {channel}"] = sd
@@ -194,10 +194,6 @@ def _of_labels(source: Mask, labels: Sequence[int], image: NDArray[Any] | None) 
         if raw is not None and sd > 0 and inside.any():
             found[f"{OF_LABELS[1]} {label}"] = (float(raw[inside].mean()) - mean) / sd
     return found
-
-
-def _sample(values: NDArray[Any]) -> NDArray[Any]:
-    return values[:: max(1, values.size // _SAMPLES)]
 
 
 def known_appearance(cases: Sequence[Appearance]) -> KnownAppearance:

@@ -72,12 +72,8 @@ def unlock(evaluation: Archive, *, purpose: str, policy: Policy | None = None) -
 def expose(folder: Path, *, choice: str, policy: Policy | None = None, labels_visible: bool = True) -> dict[str, Any]:
     """Append one line to the ledger of an archive folder; an edited ledger is an error."""
     read_ledger(folder)
-    facts = {
-        "choice": choice,
-        "policy": "" if policy is None else policy.name,
-        "calibration_id": "" if policy is None else policy.calibration_id,
-        "labels_visible": labels_visible,
-    }
+    name, calibrated = ("", "") if policy is None else (policy.name, policy.calibration_id)
+    facts = {"choice": choice, "policy": name, "calibration_id": calibrated, "labels_visible": labels_visible}
     return Chain(folder / LEDGER).append(EVENT, facts)
 
 
@@ -89,18 +85,12 @@ def note_comparison(archive: Archive, designs: Sequence[str]) -> None:
         designs: The names of all designs that took part.
     """
     labels = _labels(archive)
-    known = [line for line in read_ledger(archive.path) if line.get("compared") and line.get("labels") == labels]
-    if any(set(designs) <= set(line["compared"]) for line in known):
+    known = (line["compared"] for line in read_ledger(archive.path) if line.get("labels") == labels)
+    if any(set(designs) <= set(compared) for compared in known):
         return
-    facts = {
-        "choice": f"calibrate compared {', '.join(designs)}",
-        "policy": "default",
-        "calibration_id": "",
-        "labels_visible": True,
-        "compared": list(designs),
-        "labels": labels,
-    }
-    Chain(archive.path / LEDGER).append(EVENT, facts)
+    choice = f"calibrate compared {', '.join(designs)}"
+    facts = {"choice": choice, "policy": "default", "calibration_id": "", "labels_visible": True}
+    Chain(archive.path / LEDGER).append(EVENT, {**facts, "compared": list(designs), "labels": labels})
 
 
 def compared_designs(archive: Archive) -> frozenset[str]:

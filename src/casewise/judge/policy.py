@@ -405,9 +405,8 @@ def _built(policy: Policy, more: Mapping[str, Any]) -> Controller:
 def _from_plain(plain: Mapping[str, Any]) -> Policy:
     values = dict(plain)
     values["binding"] = None if plain["binding"] is None else Binding(**plain["binding"])
-    values["calibration_cases"] = tuple(plain["calibration_cases"])
     values |= {name: numbered(plain[name]) for name in ("options", "groups")}
     values |= {name: tuple(plain.get(name, ())) for name in ("calibration_clusters", "calibration_inputs")}
     values |= {name: numbered(plain.get(name, {})) for name in ("adaptation", "ladders", "flag", "appearance")}
-    values["exposures"] = tuple(plain["exposures"])
+    values |= {name: tuple(plain[name]) for name in ("calibration_cases", "exposures")}
     return Policy(**values)

@@ -24,7 +24,7 @@ def export(backbone: Backbone, weights: TunedWeights, folder: Path) -> Path:
         weights: Changed weights, such as ``read_tuned_folder(...).mean``.
         folder: A new or empty folder. An nnU-Net gets plans.json, dataset.json and fold_*/checkpoint_final.pth, as
             ``nnUNetv2_predict_from_modelfolder`` and ``nnUNetv2_train -pretrained_weights`` read them; a Hugging Face
-            model what ``from_pretrained`` reads; any other model.safetensors, a state dict.
+            model the files that ``from_pretrained`` reads; any other model.safetensors, a state dict.
 
     Returns:
         The folder.

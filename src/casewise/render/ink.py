@@ -35,40 +35,7 @@ SOFT = "#dbe9e6"  # the region in which a promise holds
 _NAMES = ("ink", "muted", "faint", "harm", "help", "ours", "source", "paper", "soft")  # of the CSS variables
 _VARIABLES = dict(zip((INK, MUTED, FAINT, HARM, HELP, OURS, SOURCE, PAPER, SOFT), _NAMES, strict=True))
 
-_STYLE = {
-    "figure.facecolor": "none",
-    "axes.facecolor": "none",
-    "savefig.facecolor": "none",
-    "axes.edgecolor": MUTED,
-    "axes.labelcolor": INK,
-    "axes.titlecolor": INK,
-    "axes.titlesize": 10,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "axes.labelsize": 9,
-    "axes.linewidth": 0.7,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": FAINT,
-    "grid.linewidth": 0.6,
-    "xtick.color": MUTED,
-    "ytick.color": MUTED,
-    "xtick.labelcolor": INK,
-    "ytick.labelcolor": INK,
-    "xtick.labelsize": 8.5,
-    "ytick.labelsize": 8.5,
-    "text.color": INK,
-    "legend.frameon": False,
-    "legend.fontsize": 8.5,
-    "font.size": 9,
-    "font.family": "sans-serif",
-    "font.sans-serif": ["DejaVu Sans"],
-    "lines.linewidth": 1.8,
-    "svg.fonttype": "none",
-    "svg.hashsalt": "casewise",
-}
+_STYLE = mpl.rc_params_from_file(Path(__file__).with_name("figures.mplstyle"), use_default_template=False)
 
 
 @dataclass(frozen=True, eq=False)

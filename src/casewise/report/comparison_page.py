@@ -20,7 +20,6 @@ from casewise.core.durable import replacing, write_durably, write_json
 from casewise.core.errors import BadPair, CasewiseError
 from casewise.core.formats import csv_cell
 from casewise.core.records import Mask
-from casewise.core.text import pluralize
 from casewise.data.pairs import Pair, read_image, read_pair
 from casewise.judge.outcomes import judged_sentence
 from casewise.measure.changes import NOTABLE, label_name
@@ -208,32 +207,11 @@ def comparison_page(summary: Mapping[str, Any], cases: Sequence[Mapping[str, Any
         cohort=summary["summary"],
         judged=judged_sentence(summary["summary"].get("judged")),
         not_met=[line[5:] for line in text.check_lines(summary) if not line.startswith("ok")],
-        limits=known_limits(summary),
+        unseen=text.unseen_harm(summary),
+        unit_spacing=UNIT_SPACING,
         cases=cases,
         facts={"notable": NOTABLE, **facts},
     )
-
-
-def known_limits(summary: Mapping[str, Any]) -> list[str]:
-    """Return the limits of this comparison, in sentences."""
-    cohort = summary["summary"]
-    limits = []
-    if "labelled" not in cohort:
-        limits.append("There are no labels, so this page does not show which of two masks is right.")
-    limits.append(text.unseen_harm(summary))
-    if not cohort["named"]:
-        limits.append(
-            "No patient is named: each case counts as one patient, so bounds are too narrow if patients have "
-            "several cases."
-        )
-    if summary.get("unit_spacing"):
-        limits.append(f"Volumes: {UNIT_SPACING}.")
-    if summary["problems"]:
-        limits.append(f"{pluralize(len(summary['problems']), 'problem')} with pairs; these are not in the numbers.")
-    limits.append("The numbers hold for patients like these; other scanners, sites and diseases are not covered.")
-    if summary["plan"] is not None:
-        limits.append("The log shows only runs that used it, not that somebody opened the new masks elsewhere.")
-    return limits
 
 
 def _box(region: Mapping[str, Any]) -> str:

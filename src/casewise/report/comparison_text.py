@@ -44,7 +44,7 @@ def verdict_reason(summary: Summary) -> str:
             f"{few} cannot decide {len(undecided)} of {_criteria(len(checks))}; "
             f"none is broken, so more labelled patients may show that the new masks are good enough."
         )
-    return f"{'the criterion holds' if len(checks) == 1 else f'all {len(checks)} criteria hold'}."
+    return f"{'the criterion is met' if len(checks) == 1 else f'all {len(checks)} criteria are met'}."
 
 
 def _criteria(count: int) -> str:

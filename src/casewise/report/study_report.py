@@ -6,12 +6,10 @@ results.json holds every number at full precision (docs/reference/study-results.
 from __future__ import annotations
 
 import json
-import math
 import shutil
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import asdict, is_dataclass
-from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +21,7 @@ from tqdm import tqdm
 from casewise import __version__
 from casewise.archive.store import Archive, open_archive
 from casewise.core.errors import BadInput, without_folders
-from casewise.core.formats import json_text
+from casewise.core.formats import json_text, worded
 from casewise.core.records import Policy
 from casewise.core.seeds import RESAMPLING_SEED
 from casewise.core.text import pluralize
@@ -37,7 +35,7 @@ from casewise.study.analyses import chosen_analyses, sections_of
 from casewise.study.finding import Finding, Section
 from casewise.study.provenance import provenance, provenance_tables
 from casewise.study.study import Extras, Study
-from casewise.study.summary_text import advised, hero, keys, report_summary, words
+from casewise.study.summary_text import advised, hero, keys, report_summary
 
 
 def _heading(study: Study) -> dict[str, Any]:
@@ -51,7 +49,7 @@ def _heading(study: Study) -> dict[str, Any]:
         "notices": [*advised(study), *dict.fromkeys(str(notice) for notice in notices if notice)],
         "summary": report_summary(study),
         "keys": keys(study),
-        "words": words(study),
+        "study": study,
         "footer": f"casewise {__version__}. One file, no network. Every number is in results.json at full precision.",
     }
 
@@ -78,22 +76,12 @@ SCHEMA = 1
 
 
 def plain(value: Any) -> Any:
-    """JSON types; undefined numbers (NaN) become null, infinities become strings."""
+    """Return what JSON lacks as plain types: frames as rows, records as mappings, sets and arrays as lists."""
     if isinstance(value, pd.DataFrame):
-        return [plain(row) for row in value.to_dict("records")]
-    if isinstance(value, Enum):
-        return value.value
+        return worded(value.to_dict("records"))
     if is_dataclass(value) and not isinstance(value, type):
-        return plain(asdict(value))
-    if isinstance(value, Mapping):
-        return {str(key): plain(one) for key, one in value.items()}
-    if isinstance(value, np.ndarray | list | tuple | set | frozenset | pd.Series):
-        return [plain(one) for one in value]
-    if isinstance(value, np.generic):
-        value = value.item()
-    if isinstance(value, float) and not math.isfinite(value):
-        return None if math.isnan(value) else "inf" if value > 0 else "-inf"
-    return value if isinstance(value, str | int | float | bool | None) else str(value)
+        return worded(asdict(value))
+    return worded(list(value)) if isinstance(value, np.ndarray | Set | pd.Series) else str(value)
 
 
 _PARTS = frozenset({"report.html", "results.json", "tables", "figures"})
@@ -199,7 +187,7 @@ def write_report(
         "cases": frame,
         "not_run": {**study.skipped, **{name: why for one in sections for name, why in one.missing.items()}},
     }
-    (folder / "results.json").write_text(json_text(plain(results), indent=1) + "\n", encoding="utf-8")
+    (folder / "results.json").write_text(json_text(results, default=plain, indent=1) + "\n", encoding="utf-8")
     spoken = [section for section in sections if section.tables or section.pictures or section.lead]
     content = {
         **_heading(study),

@@ -31,6 +31,7 @@ from casewise.data import nifti
 from casewise.data.dicom_series import is_dicom_folder
 from casewise.data.folders import CaseFiles
 from casewise.judge.appearance import Appearance, KnownAppearance, folder_differs
+from casewise.judge.calibration.adoption import unpromised
 from casewise.judge.monitors.watch import Watching
 from casewise.judge.policy import adapts, check_held_out, is_hybrid
 from casewise.render.mask_pictures import overlay_png
@@ -68,6 +69,7 @@ class PredictedFolder:
         scores: Mean scores of the deployed masks and of M0, where labels were given.
         promise: Promise about these cases; None where nothing is.
         warnings: Warnings for the reader.
+        unpromised: Where nothing is promised: how many labelled patients were hurt, and how many new ones may be.
     """
 
     entries: tuple[PredictedCase, ...]
@@ -77,6 +79,7 @@ class PredictedFolder:
     scored_cases: int
     promise: str | None
     warnings: tuple[str, ...]
+    unpromised: str = ""
 
     @property
     def is_done(self) -> bool:
@@ -170,20 +173,21 @@ def predict_all(
         unscored = [f"{case_id} is not scored: {why}" for case_id, why in scored.get("problems", {}).items()]
         promise, warnings = summary.promised(deployment, all_parts)
         warnings = [*_unlike(deployment, all_parts), *warnings]
-        promise = None if warnings and warnings[0].startswith(UNLIKE) else promise
+        unlike = bool(warnings) and warnings[0].startswith(UNLIKE)
+        promise = None if unlike else promise
+        harm = "" if unlike or promise else unpromised(deployment.policy.preflight)
         all_parts = summary.with_patient_measures(work, all_parts)
         by_case = {one.case: one for one in all_parts}
         entries = tuple(by_case.get(one.case, one) for one in entries)
-        _write_page(work, all_parts, scores, promise, [*warnings, *unscored])
+        _write_page(work, all_parts, scores, promise or harm, [*warnings, *unscored])
     report = summary.run_report(work, images, entries, time.monotonic() - began, scores, all_parts)
     certificate = _in_words(summary.in_short(deployment, all_parts))
     unwritten = _write_dicom(
         work, images, entries, codes=codes, kind=segmentation, certificate=certificate, channels=tuple(channels)
     )
     found = {**report, "unscored": unscored, "unwritten": unwritten, "refused": refused}
-    return PredictedFolder(
-        entries, out / PAGE, found, scores, len(scored.get("cases", ())), promise, (*refused.values(), *warnings)
-    )
+    told = (*refused.values(), *warnings)
+    return PredictedFolder(entries, out / PAGE, found, scores, len(scored.get("cases", ())), promise, told, harm)
 
 
 UNLIKE = "This folder is unlike the labelled cases"

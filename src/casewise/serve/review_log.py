@@ -77,7 +77,7 @@ class ReviewLog:
         """Refuse to append to a file that is something else."""
         for problem in self.problems:
             if problem.endswith("is not a line of a hash-chained log"):
-                raise BadInput(f"{problem}; move the file away, or restore it, before reviewing")
+                raise BadInput(f"{problem}; move or restore the file before reviewing")
 
     def append(self, review: Review, *, seen: str | None = None) -> None:
         """Write one decision, durably.

@@ -236,12 +236,12 @@ def _criterion(name: str, given: Any, scope: str) -> Criterion:
     parts = dict(given) if isinstance(given, Mapping) else {"limit": given}
     known = {"limit", "margin", "expected", "sd"}
     if not {"limit"} <= set(parts) <= known or not all(is_number(value) for value in parts.values()):
-        raise BadInput(f"{name} is a number or {{limit = ..., margin = ...}}, got {str(given)[:80]}")
+        raise BadInput(f"{name} must be a number or {{limit = ..., margin = ...}}, got {str(given)[:80]}")
     if parts.get("sd", 1) <= 0:
-        raise BadInput(f"{name}: sd is the spread between patients and above 0, got {parts['sd']}")
+        raise BadInput(f"{name}: sd, the spread of patients, must be above 0, got {parts['sd']}")
     limit, margin = float(parts["limit"]), float(parts.get("margin", quantity.margin))
     if quantity.is_share and not 0 <= limit <= 1:
-        raise BadInput(f"{name} bounds a share, so its limit is from 0 to 1, got {limit}")
+        raise BadInput(f"{name} bounds a share, so its limit must be from 0 to 1, got {limit}")
     return Criterion(name, limit, margin, scope, parts.get("expected"), parts.get("sd"))
 
 
@@ -347,7 +347,7 @@ def _decided(
         needs = " with a label" if quantity.needs_label else ""
         where = "" if criterion.scope == "all" else f" in {criterion.scope} (there are: {', '.join(known) or 'none'})"
         nobody = _NOBODY.get(criterion.scope, f"no case{needs}{where}")
-        return UNDECIDED, f"{nobody}, so it is not shown", None, None
+        return UNDECIDED, f"{nobody}, so it cannot be decided", None, None
     value, limit = float(means.mean()), criterion.highest + 1e-12
     said = f"observed {sign * value:.4g}"
     if confidence is None:

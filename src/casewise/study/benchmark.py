@@ -24,7 +24,7 @@ from casewise.core.text import UNIT, pluralize
 from casewise.data.datasets import load_dataset, recognize
 from casewise.data.datasets.plain import plain_files
 from casewise.data.folders import CaseFiles
-from casewise.data.splits import Cohort, Member, Split, check_disjoint, clusters_of, holdout, with_split
+from casewise.data.splits import Cohort, Member, check_disjoint, clusters_of, holdout
 from casewise.judge.calibration.calibrate import calibrate
 from casewise.judge.certificates.certificate import Certificate
 from casewise.judge.certificates.certify_designs import halves_of
@@ -103,24 +103,22 @@ def split_cohort(data: Path, calibration: Path | None = None, *, share: float = 
         BadInput: If a side has no labelled case, or the column names one side only.
     """
     whole = load_dataset(data)
-    how: dict[str, Any] = {"by": "folders" if calibration else "column split"}
+    how: dict[str, Any] = {"by": "folders"}
     if calibration is not None:
         parts = [_marked(load_dataset(calibration), CALIBRATION), _marked(whole, EVALUATION)]
     else:
         marks = {member.split for member in whole.members.values()} & {CALIBRATION, EVALUATION}
-        if not marks:
-            known = {name: one for name, one in whole.members.items() if one.labelled}
-            if not known:
-                raise BadInput(f"{whole.name} has no labels; a benchmark needs labels on both sides")
-            whole = replace(whole, members=known)
-            drawn, facts = draw_split(known, share, seed)
-            whole, how = with_split(whole, drawn), {"by": "draw of clusters", **facts}
-        elif len(marks) == 1:
+        if len(marks) == 1:
             raise BadInput(
                 f"{whole.name} marks {next(iter(marks))} cases only; mark calibration and evaluation cases in "
                 f"the column split of cases.csv, or give --calibration FOLDER"
             )
-        parts = [whole.select(split=CALIBRATION), whole.select(split=EVALUATION)]
+        known = {name: one for name, one in whole.members.items() if marks or one.labelled}
+        sides, how = sides_of(known, share, seed)
+        parts = [
+            _marked(replace(whole, members={name: one for name, one in known.items() if name in sides[side]}), side)
+            for side in (CALIBRATION, EVALUATION)
+        ]
     found = []
     for split, part in zip((CALIBRATION, EVALUATION), parts, strict=True):
         known = {name: member for name, member in part.members.items() if member.labelled}
@@ -133,19 +131,14 @@ def split_cohort(data: Path, calibration: Path | None = None, *, share: float = 
 
 
 def split_archive(
-    archive: Archive, calibration: Archive | None = None, *, share: float = 0.3, seed: int = 1000
+    archive: Archive, calibration: Archive | None = None, *, share: float = 0.3
 ) -> tuple[Archive, Archive, dict[str, Any]]:
     """Split recorded cases: by a second archive, by the marks of the cases, or by drawing patients."""
-    how: dict[str, Any] = {"by": "archives" if calibration else "column split"}
+    how: dict[str, Any] = {"by": "archives"}
     evaluation = archive
     if calibration is None:
-        marks = {entry.split for entry in archive.entries.values()}
-        sides = {name: {entry.id for entry in archive.entries.values() if entry.split == name} for name in marks}
-        if not {CALIBRATION, EVALUATION} <= marks:
-            members = {entry.id: Member(entry.id, entry.group, entry.cluster) for entry in archive.entries.values()}
-            drawn, facts = draw_split(members, share, seed)
-            sides = {CALIBRATION: {*drawn.calibration}, EVALUATION: {*drawn.evaluation}}
-            how = {"by": "draw of clusters", **facts}
+        entries = archive.entries.values()
+        sides, how = sides_of({one.id: Member(one.id, one.group, one.cluster, one.split) for one in entries}, share)
         calibration, evaluation = (archive.select(ids=sides[side]) for side in (CALIBRATION, EVALUATION))
     check_disjoint(*(clusters_of(part.entries.values()) for part in (calibration, evaluation)))
     for part in (calibration, evaluation):
@@ -158,14 +151,23 @@ def _marked(cohort: Cohort, split: str) -> Cohort:
     return replace(cohort, members={name: replace(one, split=split) for name, one in cohort.members.items()})
 
 
-def draw_split(members: Mapping[str, Member], share: float, seed: int) -> tuple[Split, dict[str, Any]]:
-    """Draw calibration clusters within each group, or from all groups together if a group has too few."""
+def sides_of(
+    members: Mapping[str, Member], share: float, seed: int = 1000
+) -> tuple[dict[str, set[str]], dict[str, Any]]:
+    """Split cases by their marks; without marks of both sides draw calibration clusters.
+
+    Clusters are drawn within each group, or from all groups together if a group has too few.
+    """
+    sides = {side: {name for name, one in members.items() if one.split == side} for side in (CALIBRATION, EVALUATION)}
+    if all(sides.values()):
+        return sides, {"by": "column split"}
     cohort = Cohort("cases", members, read_case=_unread)
     try:
         split = holdout(cohort, share=share, seed=seed)
     except TooFewCases:
         split = holdout(cohort, share=share, seed=seed, per_group=False)
-    return split, {"share": share, "seed": seed, "per_group": split.per_group}
+    how = {"by": "draw of clusters", "share": share, "seed": seed, "per_group": split.per_group}
+    return {CALIBRATION: {*split.calibration}, EVALUATION: {*split.evaluation}}, how
 
 
 def _unread(member: Member) -> Case:

@@ -190,8 +190,9 @@ def compare(old: Any, new: Any, label: Any = None, **options: Any) -> Comparison
     if any(_is_mask(one) or isinstance(one, str | os.PathLike) for one in (old, new)):
         raise BadInput("compare takes two masks, two sequences of masks or two folders, got one of each")
     good = options.pop("good", GOOD)
-    who = {name: options.pop(name, None) for name in ("ids", "clusters", "groups")}
-    return Comparisons(tuple(_each(old, new, label, **who, options=options)), good)
+    who = {name: options.pop(name, None) for name in ("ids", "groups", "clusters")}
+    given = (old, new) if label is None else (old, new, label)
+    return Comparisons(tuple(_each(given, who, options)), good)
 
 
 def _is_mask(given: Any) -> bool:
@@ -199,23 +200,15 @@ def _is_mask(given: Any) -> bool:
 
 
 def _each(
-    old: Iterable[Any],
-    new: Iterable[Any],
-    label: Iterable[Any] | None,
-    *,
-    ids: Sequence[str] | None,
-    clusters: Sequence[str | None] | None,
-    groups: Sequence[str | None] | None,
-    options: Mapping[str, Any],
+    given: Sequence[Iterable[Any]], who: Mapping[str, Sequence[Any] | None], options: Mapping[str, Any]
 ) -> Iterable[ComparedCase]:
     """Compare case by case, so that generators are not held in memory."""
-    given = (old, new) if label is None else (old, new, label)
     ended = object()
     for at, masks in enumerate(zip_longest(*given, fillvalue=ended)):
         if any(mask is ended for mask in masks):
             raise BadInput(f"old, new and label must have equal numbers of masks; one of them ended after {at}")
-        group, cluster = (None if of is None else of[at] for of in (groups, clusters))
-        yield ComparedCase(str(at) if ids is None else ids[at], comparison(*masks, **options), group, cluster)
+        case_id, group, cluster = (None if of is None else of[at] for of in who.values())
+        yield ComparedCase(str(at) if case_id is None else case_id, comparison(*masks, **options), group, cluster)
 
 
 def compare_folders(

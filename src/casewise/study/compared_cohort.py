@@ -303,10 +303,7 @@ def label_row(cohort: ComparedCohort, number: int, *, good: float = GOOD) -> dic
 def _total_drift(of: Integers, voxels_old: Floats, voxels_new: Floats) -> dict[str, Any] | None:
     """(all new - all old) / all old voxels with an interval by cluster; small labels would rule a mean of ratios."""
     old, new = (np.bincount(of, voxels) for voxels in (voxels_old, voxels_new))
-    if not old.sum():
-        return None
-    found = _ratio(new, old, n=len(of))
-    return as_plain(replace(found, estimate=found.estimate - 1, low=found.low - 1, high=found.high - 1))
+    return as_plain(_ratio(new - old, old, n=len(of))) if old.sum() else None
 
 
 def _sides(cohort: ComparedCohort, which: Integers, before: Floats, after: Floats, good: float) -> dict[str, Any]:
@@ -354,7 +351,7 @@ def _mean(values: NDArray[np.float64], of: NDArray[np.int64]) -> Interval:
 
 
 def _ratio(sums: NDArray[Any], sizes: NDArray[Any], *, n: int) -> Interval:
-    r"""One sum by another over many clusters, with Student's t interval.
+    r"""One sum by another over clusters, with Student's t interval; NaN with one cluster.
 
     .. math:: r = \frac{\sum_c S_c}{\sum_c m_c}, \qquad
               \mathrm{se}^2 = \frac{C}{C - 1} \cdot \frac{\sum_c (S_c - r m_c)^2}{(\sum_c m_c)^2}

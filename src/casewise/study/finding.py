@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import csv
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -54,56 +56,17 @@ class Section:
 
 
 INTERVAL = ("low", "high")
-_HEADS = (
-    Column("method", "Method", text=True),
-    Column("selector", "Selector", text=True),
-    Column("signal", "Signal", text=True),
-    Column("group", "Group", text=True),
-    Column("scope", "Group", text=True),
-    Column("split", "Group", text=True),
-    Column("bucket", "Bucket", text=True),
-    Column("objective", "Objective", text=True),
-    Column("reason", "Remark", text=True),
-    Column("row", "Row", text=True),
-    Column("n", "cases"),
-    Column("clusters", "patients"),
-    Column("metric", "{metric}"),
-    Column("metric_source", "{metric} of M0"),
-    Column("undefined", "{metric} undefined"),
-    Column("ha", "HA"),
-    Column("ba", "BA"),
-    Column("ratio", "BA / HA", 2),
-    Column("scored", "cases with regions"),
-    Column("ha_within", "HA of cases with regions"),
-    Column("coverage", "share of voxels changed", 6),
-    Column("judged", "judged by HA (%)", 1, percent=True),
-    Column("worse_voxels", "worse voxels"),
-    Column("steps", "steps deployed", 2),
-    Column("executed", "steps executed", 2),
-    Column("rolled_back", "kept M0"),
-    Column("estimate", "difference [95 %]", 4, signed=True, interval=INTERVAL),
-    Column("p_below", "P(< 0)"),
-    Column("separated", "excludes 0"),
-    Column("p_flip", "sign-flip p"),
-    Column("gain", "gain [95 %]", 4, signed=True, interval=INTERVAL),
-    Column("hurt_by_a_point", "hurt by > 0.01"),
-    Column("hurt_patients", "patients hurt by > 0.01"),
-    Column("hurt_bound", "upper 95 % bound (%)", 0, percent=True),
-    Column("captured", "share of the best candidate's gain (%)", 0, percent=True),
-    Column("candidates", "candidates per case", 2),
-    Column("gain_each", "gain per candidate", 4, signed=True),
-    Column("mean_change", "mean change", signed=True),
-    Column("rho", "ρ with HA"),
-    Column("auroc", "AUROC"),
-    Column("cut_low", "cut_low", 6),
-    Column("cut_high", "cut_high", 6),
-    Column("difference", "difference", 6),
-    Column("observed", "observed", 4, interval=INTERVAL),
-    Column("verdict", "Verdict", text=True),
-    Column("name", "Name", text=True),
-    Column("value", "Value", 6, text=True),
-)
-HEADS = {one.key: one for one in _HEADS}
+
+
+def _headings() -> Iterator[Column]:
+    with Path(__file__).with_name("headings.csv").open(encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            options: dict[str, Any] = dict.fromkeys(row["format"].split(), True)
+            interval = INTERVAL if options.pop("interval", False) else None
+            yield Column(row["key"], row["title"], int(row["digits"]), interval=interval, **options)
+
+
+HEADS = {one.key: one for one in _headings()}
 """Heading and format of every quantity that several tables show; ``{metric}`` becomes the name of the metric."""
 
 

@@ -187,7 +187,7 @@ def _plan(path: Path, plain: Mapping[str, Any], sha256: str) -> ChangePlan:
 
 def _table(name: str, given: Any) -> dict[str, Any]:
     if not isinstance(given, Mapping):
-        raise BadInput(f"[{name}] is a table, got {str(given)[:60]!r}")
+        raise BadInput(f"[{name}] must be a table, got {str(given)[:60]!r}")
     return dict(given)
 
 
@@ -331,7 +331,7 @@ def _needed(plan: ChangePlan, criterion: Criterion, power: float) -> tuple[int |
         if room <= 0:
             return None, f"expected {expected:g} leaves no room to the limit {limit:g}"
         if guess.sd is None:
-            return None, f"say sd, the spread between patients: {name} = {{limit = {limit:g}, sd = ...}}"
+            return None, f"give sd, the spread of patients: {name} = {{limit = {limit:g}, sd = ...}}"
         count = next((n for n in _counts(FEWEST) if _t_power(n, room / guess.sd, confidence) >= power), None)
     return count, "" if count else f"more than {MOST_PATIENTS:,}"
 

@@ -172,29 +172,6 @@ def keys(study: Study) -> list[Key]:
     return found
 
 
-def words(study: Study) -> list[tuple[str, str]]:
-    """Terms of the report, each explained in a sentence."""
-    steps = study.evaluation.steps
-    everywhere = (
-        f"every case adapted for all {steps} updates; fixed-k stops everywhere after k."
-        if not study.rungs
-        else f"the last of {steps} candidates for every case; in tables {study.reference}, and fixed-k is the k-th one."
-    )
-    known = [
-        ("M0", "the mask of the source model, without adaptation."),
-        (study.everywhere, everywhere),
-        ("HA", "harmful accepted area, the share of the changed voxels in regions that became worse than M0."),
-        ("BA", "the share in regions that became better."),
-        ("Deployable", "the number of steps k with the lowest HA on the labelled calibration cases."),
-    ]
-    if study.is_router:
-        rule = "low values are adapted, middle ones less, high ones keep M0."
-        known.append(("Router", f"sorts cases by {study.coordinate} after one update: {rule}"))
-    known.append(("[a, b]", "95 % interval: Student's t over patients below 200 patients, else bootstrap."))
-    known.append(("Sign-flip p", "probability of so large a difference if the two methods were exchangeable."))
-    return known
-
-
 def hero(study: Study) -> Picture:
     """The first figure: every case with other methods, without control, and with the policy."""
     rows = [(name, study.methods[name]) for name in study.extras.others]

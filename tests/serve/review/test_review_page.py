@@ -162,7 +162,7 @@ def test_a_line_that_a_killed_writer_left_does_not_stop_the_next_one(predictions
 
 def test_a_reviews_file_that_is_something_else_is_not_appended_to(predictions):
     (predictions.layout.out / "reviews.jsonl").write_text('{"case": "kept", "decision": "flag"}\n')
-    with pytest.raises(BadInput, match="line 1 is not a line of a hash-chained log; move the file away"):
+    with pytest.raises(BadInput, match="line 1 is not a line of a hash-chained log; move or restore the file"):
         review_server(predictions.layout.out)
 
 

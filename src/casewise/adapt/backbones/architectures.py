@@ -34,7 +34,7 @@ def read_model_json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise BadInput(f"{path} is not readable JSON ({error}); copy the model folder again") from error
     if not isinstance(plain, dict):
-        raise BadInput(f"{path} should hold a JSON object, got {type(plain).__name__}; copy the model folder again")
+        raise BadInput(f"{path} must have a JSON object, got {type(plain).__name__}; copy the model folder again")
     return plain
 
 
@@ -173,5 +173,5 @@ def _check_own(name: object, key: str, where: str, home: str, base: str | None =
 
 def _mappings(value: Any, where: str) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
-        raise BadInput(f"{where} should be a JSON object, got {type(value).__name__}; copy the model folder again")
+        raise BadInput(f"{where} must be a JSON object, got {type(value).__name__}; copy the model folder again")
     return value

@@ -37,7 +37,7 @@ class Views:
 
     def __post_init__(self) -> None:
         if self.running and self.how.consensus != "mean":
-            raise BadInput(f"a running consensus is a mean, got {self.how.consensus!r}")
+            raise BadInput(f"a running consensus must be a mean, got {self.how.consensus!r}")
         views_of(self.views, statistics=self._statistics)  # refuses views that do not exist
 
     @property
@@ -154,6 +154,6 @@ def _check_absolute(views: tuple[View | Drawn, ...], backbone: Backbone) -> None
     wrong = [str(view) for view in views if renormalizes(view)]
     if wrong:
         raise BadInput(
-            f"{backbone.name} reads absolute intensities, and {', '.join(wrong[:3])} would renormalize them; use "
+            f"{backbone.name} reads absolute intensities, and {', '.join(wrong[:3])} would change them; use "
             f"views:ct, views:photo, or views that keep the range, such as gamma(1.2,range)"
         )

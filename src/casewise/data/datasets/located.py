@@ -107,7 +107,7 @@ def _check_inside(found: Iterable[LocatedCase], root: Path) -> None:
 def _of_the_image(found: LocatedCase, label: Mask) -> Mask:
     shape = shape_of(found)
     if label.shape != shape:
-        raise BadInput(f"case {found.id}: the label has shape {label.shape}, the image {shape}; both need one grid")
+        raise BadInput(f"case {found.id}: label of shape {label.shape}, image of {shape}; they must share one grid")
     return label
 
 
@@ -134,7 +134,9 @@ def _volumes(found: LocatedCase) -> tuple[NDArray[Any], tuple[float, ...]]:
 def _stacked(found: LocatedCase, channels: list[NDArray[Any]]) -> NDArray[Any]:
     shapes = {channel.shape for channel in channels}
     if len(shapes) > 1:
-        raise BadInput(f"case {found.id}: the channels of a case share one grid, got {sorted(shapes)}; resample them")
+        raise BadInput(
+            f"case {found.id}: the channels of a case must share one grid, got {sorted(shapes)}; resample them"
+        )
     return np.stack(channels)
 
 

@@ -93,7 +93,7 @@ def _frame(text: str, code: str, phase: str) -> int | None:
     except ValueError:
         number = -1.0
     if number < 0 or number != int(number):
-        raise BadInput(f"subject {code}: {phase} is a frame number from 0, got {text!r}")
+        raise BadInput(f"subject {code}: {phase} must be a frame number from 0, got {text!r}")
     return int(number)
 
 

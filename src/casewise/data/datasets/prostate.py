@@ -43,9 +43,11 @@ def prostate158(root: Path, *, modalities: str = "t2", target: str = "t2_anatomy
     """
     channels = tuple(modalities.split(","))
     if not set(channels) <= set(MODALITIES):
-        raise BadInput(f"the modalities of Prostate158 are {', '.join(MODALITIES)}, got {modalities!r}")
+        raise BadInput(f"the modalities of Prostate158 must be {', '.join(MODALITIES)}, got {modalities!r}")
     if target not in ("t2_anatomy", "t2_tumor", "adc_tumor") or reader not in (1, 2):
-        raise BadInput(f"target is t2_anatomy, t2_tumor or adc_tumor and reader 1 or 2, got {target!r} and {reader}")
+        raise BadInput(
+            f"target must be t2_anatomy, t2_tumor or adc_tumor and reader 1 or 2, got {target!r} and {reader}"
+        )
     tables = list(_tables(root))
     if not tables:
         raise BadInput(f"{root} is not Prostate158: expected train.csv, valid.csv or test.csv with the column t2")

@@ -11,7 +11,7 @@ A patient (or sequence) is the unit everywhere. The designs that were compared m
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -183,17 +183,31 @@ def hurt_share(change: ArrayLike, clusters: Sequence[str], *, limit: float = ALL
     return HurtShare(patients, hurt, len(values), cases_hurt, limit, upper, needed)
 
 
-def unseen_sentence(patients: int) -> str:
-    """What so few patients cannot show: the largest share of disasters that they are compatible with.
+def unpromised(found: Mapping[str, Any]) -> str:
+    """What labelled patients say about harm by the design that they chose; empty where M0 is kept or none was chosen.
 
     Args:
-        patients: How many patients the estimate comes from.
+        found: ``preflight`` of a policy.
+
+    Returns:
+        A sentence.
+    """
+    compared = found.get("comparison") or {"rows": (), "chosen": "m0"}
+    harm = [row["harm"] for row in compared["rows"] if row["design"] == compared["chosen"] != "m0"]
+    return f"Nothing is promised. On the labelled cases, {HurtShare(**harm[0]).sentence()}." if harm else ""
+
+
+def unseen_sentence(patients: int) -> str:
+    """Say which losses so few patients cannot show: the largest share of disasters that they are compatible with.
+
+    Args:
+        patients: Number of patients in the estimate.
 
     Returns:
         One sentence.
     """
     share = clopper_pearson_upper(0, patients, LEVEL)
     return (
-        f"rare disasters cannot be seen in so few: up to {share:.0%} of new {UNIT[1]} may lose more than any of these "
-        f"{patients} did (confidence {LEVEL:g}), and no estimate here counts them"
+        f"rare large losses may be missed: up to {share:.0%} of new {UNIT[1]} may lose more than any of these "
+        f"{patients} did (confidence {LEVEL:g}), and no estimate here includes them"
     )

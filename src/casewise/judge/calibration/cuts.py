@@ -55,7 +55,7 @@ def checked(values: Any, *, what: str = "cut-points") -> Floats:
     """Return the values as an array; refuse too few or infinite ones."""
     array = np.asarray(values, dtype=np.float64)
     if array.ndim != 1:
-        raise BadInput(f"{what} are fitted on one value per case, got shape {array.shape}")
+        raise BadInput(f"{what} need one value per case, got shape {array.shape}")
     if len(array) < FEWEST:
         raise TooFewCases(f"{what} need at least {FEWEST} calibration cases, got {len(array)}; record {FEWEST} or more")
     if not np.isfinite(array).all():

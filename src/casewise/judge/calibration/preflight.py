@@ -36,11 +36,7 @@ USABLE_LOSS = 0.05
 
 
 def preflight(
-    archive: Archive,
-    controller: Controller,
-    frame: pd.DataFrame,
-    *,
-    source_metric: float | None = None,
+    archive: Archive, controller: Controller, frame: pd.DataFrame, *, source_metric: float | None = None
 ) -> dict[str, Any]:
     """Return the results of a policy on the holdout.
 

@@ -129,6 +129,6 @@ def _gate_loss(losses: tuple[str, ...], method: str) -> str:
     if losses == ("ha",) and method == "envelope":
         return "envelope"
     raise BadInput(
-        f"a region gate is certified by --loss surrogate (method crc) or --loss ha with --method envelope, "
-        f"got loss {', '.join(losses)} and method {method}"
+        f"a region gate needs --loss surrogate (method crc) or --loss ha with --method envelope, got "
+        f"loss {', '.join(losses)} and method {method}"
     )

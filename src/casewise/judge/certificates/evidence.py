@@ -25,6 +25,7 @@ from casewise.judge.ledger import compared_designs
 from casewise.judge.outcomes import deployed_rows, judged_share, outcomes
 
 Floats = NDArray[np.float64]
+Together = Collection[str] | None
 ACCEPT = 1e-12  # a bound equal to alpha is valid; rounding must not reject it
 
 
@@ -128,12 +129,7 @@ class Evidence:
 
 
 def router_evidence(
-    archive: Archive,
-    policy: Policy,
-    *,
-    overlap: bool = True,
-    margin: float = 0.0,
-    together: Collection[str] | None = (),
+    archive: Archive, policy: Policy, *, overlap: bool = True, margin: float = 0.0, together: Together = ()
 ) -> Evidence:
     """Return the evidence for a router from all labelled cases; ``overlap=False`` refuses its calibration cases.
 
@@ -192,7 +188,7 @@ def _check_kept_aside(policy: Policy, archive: Archive) -> None:
         ) from error
 
 
-def _choice_evidence(archive: Archive, policy: Policy, margin: float, together: Collection[str] | None) -> Evidence:
+def _choice_evidence(archive: Archive, policy: Policy, margin: float, together: Together) -> Evidence:
     """Return the evidence for a policy that chooses among all candidates: losses, and the size of the edit.
 
     The cut is on the size of the edit: a larger edit goes back to M0, so losses only grow with the cut. A policy that

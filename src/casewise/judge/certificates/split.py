@@ -48,9 +48,10 @@ class PromiseSplit:
     def sentence(self) -> str:
         """Return the cost of the promise, as a sentence."""
         return (
-            f"{len(self.learning)} {UNIT[1]} learn and choose, {len(self.certifying)} others certify a risk of at most "
-            f"{self.alpha:g} and take no part in learning; they may lose {self.tolerated:.2g} in total before cases "
-            "must be rolled back to M0. Without a promise all of them would learn, and only estimates would be printed"
+            f"{len(self.learning)} {UNIT[1]} are for learning and choosing, {len(self.certifying)} only for "
+            f"certifying a risk of at most "
+            f"{self.alpha:g}; these may lose {self.tolerated:.2g} in total before cases "
+            "must be rolled back to M0. Without --promise all would be for learning, with estimates only"
             f"{_too_few_to_adopt(len(self.learning))}"
         )
 
@@ -95,8 +96,8 @@ def split_for_promise(patients: Iterable[str], alpha: float) -> PromiseSplit:
 
 
 def _too_few_to_adopt(learning: int) -> str:
-    least = patients_for_chance()
-    return "" if learning >= least else f"; nothing is deployed but M0 unless {least} {UNIT[1]} learn"
+    few = learning < (least := patients_for_chance())
+    return f"; nothing but M0 is deployed unless {least} {UNIT[1]} learn" * few
 
 
 def certify_held_out(

@@ -79,7 +79,7 @@ def miou_of_counts(shared: Any, in_mask: Any, in_label: Any) -> float:
 
 
 def micro_miou(pairs: Iterable[tuple[Any, Any]], *, ignore: int | None = VOID) -> float:
-    """Mean IoU over all voxels of many (mask, label) pairs at once: counts are added before they are divided (A11)."""
+    """Mean IoU over all voxels of many (mask, label) pairs together: counts are added before they are divided (A11)."""
     total = np.zeros((3, 0), np.int64)
     for mask, label in pairs:
         counts = np.stack(_counts(mask, label, ignore))

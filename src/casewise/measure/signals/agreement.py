@@ -163,8 +163,8 @@ def candidates_of(masks: Sequence[Any], *, voters: Sequence[int] | None = None, 
               \sum_{c \in C_{kj}} \frac{2 |m_k^c \cap m_j^c|}{|m_k^c| + |m_j^c|}
 
     with :math:`C_{kj}` the foreground classes that either holds; pairs that hold none are left out, and None is the
-    agreement of a mask that has no other pair: nobody can say how good a mask is on which all agree that nothing is
-    there. ``likeness`` is the same with 1 for two empty masks; it says which mask lies in the middle. Support:
+    agreement of a mask that has no other pair: agreement on an empty mask says nothing about its quality. ``likeness``
+    is the same with 1 for two empty masks; it selects the most central mask. Support:
     the share of the other voters that hold the new label of an edit, mean over its voxels.
 
     >>> views = [np.array([[1, 1, 0, 0]]), np.array([[1, 1, 1, 0]]), np.array([[1, 1, 1, 1]])]
@@ -187,7 +187,7 @@ def candidates_of(masks: Sequence[Any], *, voters: Sequence[int] | None = None, 
     counts = [int((rest == name).sum()) for name in names]
     held = tuple(range(len(masks)) if voters is None else voters)
     if not held or min(held) < 0 or max(held) >= len(masks):
-        raise BadInput(f"voters are numbers of the {len(masks)} candidates, got {list(held)}")
+        raise BadInput(f"voters must be numbers of the {len(masks)} candidates, got {list(held)}")
     return Candidates(
         shape=tuple(usable[0].shape),
         voxels=voxels,

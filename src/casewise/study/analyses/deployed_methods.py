@@ -148,7 +148,7 @@ def _interval_row(one: MethodPair, quantity: str, methods: Methods, options: Map
     if len(left):
         found = paired_interval(left[quantity], right[quantity], clusters=cluster_numbers(left), **options)
     sides = wins(left[quantity], right[quantity], lower_is_better=quantity == "ha")
-    signed = wilcoxon(left[quantity], right[quantity])
+    p, how = wilcoxon(left[quantity], right[quantity])
     return {
         "id": f"{one.method}~{one.reference}:{quantity}",
         "tier": one.tier,
@@ -159,10 +159,10 @@ def _interval_row(one: MethodPair, quantity: str, methods: Methods, options: Map
         "matched": found.holds_zero,
         "below_scale": quantity == "ha" and abs(found.estimate) < 10 * REPRODUCIBILITY_SCALE,
         **dict(zip(("wins", "ties", "losses"), sides, strict=True)),
-        "wilcoxon": signed.method,
-        "wilcoxon_p": signed.p,
+        "wilcoxon": how,
+        "wilcoxon_p": p,
         "interval": found.method,
-        "reason": found.reason or signed.reason,
+        "reason": found.reason or ("every difference is zero" if how == "none" else ""),
     }
 
 

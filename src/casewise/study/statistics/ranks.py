@@ -10,8 +10,6 @@ so Spearman and AUROC cost one pass over a (draw, row) matrix. Same numbers as r
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
@@ -23,30 +21,15 @@ Floats = NDArray[np.float64]
 _CELLS = 400_000  # (draw, row) cells of one block; keeps the working set in the cache
 
 
-@dataclass(frozen=True, eq=False)
-class Sorted:
-    """A column sorted once: where each distinct value begins, and which distinct value each row has."""
-
-    order: NDArray[np.int64]
-    starts: NDArray[np.int64]
-    distinct: NDArray[np.int64]  # number of the distinct value of each row
-
-    @classmethod
-    def of(cls, values: Floats) -> Sorted:
-        """Sort a column without NaN."""
-        order = np.argsort(values, kind="stable")
-        new = np.concatenate(([True], np.diff(values[order]) != 0))
-        distinct = np.empty(len(values), np.int64)
-        distinct[order] = np.cumsum(new) - 1
-        return cls(order, np.flatnonzero(new), distinct)
-
-    def ranks(self, counts: Floats) -> tuple[Floats, Floats]:
-        """Average ranks in every draw, (draw, row), and the sum over the draw of squared ranks."""
-        in_order = counts[:, self.order]
-        totals = in_order if len(self.starts) == len(self.order) else np.add.reduceat(in_order, self.starts, axis=1)
-        ranks = np.cumsum(totals, axis=1) - totals / 2 + 0.5
-        squares = np.einsum("bu,bu,bu->b", totals, ranks, ranks)
-        return ranks[:, self.distinct], squares
+def drawn_ranks(values: Floats, counts: Floats) -> Floats:
+    """Average ranks of a column without NaN in every draw, (draw, row)."""
+    order = np.argsort(values, kind="stable")
+    new = np.concatenate(([True], np.diff(values[order]) != 0))
+    totals = np.add.reduceat(counts[:, order], np.flatnonzero(new), axis=1)
+    ranks = np.cumsum(totals, axis=1) - totals / 2 + 0.5
+    distinct = np.empty(len(values), np.int64)
+    distinct[order] = np.cumsum(new) - 1
+    return np.asarray(ranks[:, distinct])
 
 
 def spearman(first: Floats, second: Floats) -> float:
@@ -74,19 +57,19 @@ def spearman_p(rho: float, rows: int) -> float:
 
 def spearman_draws(columns: Floats, target: Floats, units: NDArray[np.int64], counts: NDArray[np.int32]) -> Floats:
     """Rho of every column (row, column) with the target in every draw; rows follow their unit. (draw, column)."""
-    sorted_target, sorted_columns = Sorted.of(target), [Sorted.of(column) for column in columns.T]
     out = np.empty((len(counts), columns.shape[1]))
     for block in _blocks(len(counts), len(target)):
         weights = counts[block][:, units].astype(np.float64)
         size = weights.sum(axis=1)
         middle = size * ((size + 1) / 2) ** 2
-        target_ranks, target_squares = sorted_target.ranks(weights)
+        target_ranks = drawn_ranks(target, weights)
         weighted = weights * target_ranks
-        for number, column in enumerate(sorted_columns):
-            ranks, squares = column.ranks(weights)
+        target_spread = np.einsum("br,br->b", weighted, target_ranks) - middle
+        for number, column in enumerate(columns.T):
+            ranks = drawn_ranks(column, weights)
+            spread = np.einsum("br,br,br->b", weights, ranks, ranks) - middle
             cross = np.einsum("br,br->b", weighted, ranks) - middle
-            spread = (squares - middle) * (target_squares - middle)
-            out[block, number] = _ratio(cross, np.sqrt(np.maximum(spread, 0)))
+            out[block, number] = _ratio(cross, np.sqrt(np.maximum(spread * target_spread, 0)))
     return out
 
 
@@ -122,11 +105,10 @@ def auroc_draws(
     scores: Floats, positive: NDArray[np.bool_], units: NDArray[np.int64], counts: NDArray[np.int32]
 ) -> Floats:
     """AUROC in every draw; NaN where a draw has one class only (I8)."""
-    column = Sorted.of(scores)
     out = np.empty(len(counts))
     for block in _blocks(len(counts), len(scores)):
         weights = counts[block][:, units].astype(np.float64)
-        ranks, _ = column.ranks(weights)
+        ranks = drawn_ranks(scores, weights)
         positives = weights[:, positive].sum(axis=1)
         total = np.einsum("br,br->b", weights[:, positive], ranks[:, positive])
         above = total - positives * (positives + 1) / 2

@@ -175,7 +175,7 @@ def mean_interval(
     found = interval_of(numbers.mean(), means, n=len(numbers), clusters=len(sums))
     found = replace(found, p_flip=sign_flip_p(sums, resamples=resamples, seed=seed))
     if method not in ("auto", "t", "percentile"):
-        raise BadInput(f"the interval method is 'auto', 't' or 'percentile', got {method!r}")
+        raise BadInput(f"the interval method must be 'auto', 't' or 'percentile', got {method!r}")
     if len(sums) < 2:
         one = "one patient has no interval"
         return replace(found, low=float("nan"), high=float("nan"), p_below=float("nan"), reason=one)
@@ -259,26 +259,16 @@ def wins(method: ArrayLike, reference: ArrayLike, *, lower_is_better: bool = Tru
     return int((signed < 0).sum()), int((signed == 0).sum()), int((signed > 0).sum())
 
 
-@dataclass(frozen=True)
-class SignedRank:
-    """Wilcoxon's signed-rank test; ``p`` is NaN with a reason when no difference is left."""
+def wilcoxon(method: ArrayLike, reference: ArrayLike) -> tuple[float, str]:
+    """Two-sided p of Wilcoxon's signed-rank test, zeros dropped, and how it was computed (H4).
 
-    statistic: float
-    p: float
-    n: int  # nonzero differences
-    zeros: int
-    method: str  # "exact" or "asymptotic"
-    reason: str = ""
-
-
-def wilcoxon(method: ArrayLike, reference: ArrayLike) -> SignedRank:
-    """Two-sided, zeros dropped; differences are rounded to 12 decimals so that float noise makes no ties (H4)."""
+    Differences are rounded to 12 decimals so that float noise makes no ties. NaN and "none" if all are zero.
+    """
     difference = np.round(np.asarray(method, float) - np.asarray(reference, float), 12)
     nonzero = difference[difference != 0]
-    zeros = len(difference) - len(nonzero)
     if not len(nonzero):
-        return SignedRank(float("nan"), float("nan"), 0, zeros, "none", "every difference is zero")
+        return float("nan"), "none"
     tied = len(np.unique(np.abs(nonzero))) < len(nonzero)
     how = "exact" if len(nonzero) <= _EXACT_UP_TO and not tied else "asymptotic"
     found = stats.wilcoxon(nonzero, method="exact" if how == "exact" else "approx", correction=False)
-    return SignedRank(float(found.statistic), float(found.pvalue), len(nonzero), zeros, how)
+    return float(found.pvalue), how
