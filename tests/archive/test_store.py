@@ -101,7 +101,7 @@ def test_the_same_configuration_goes_on_and_another_is_refused(tmp_path):
 
 def test_a_folder_with_cases_of_somebody_else_is_refused_before_anything_is_written(tmp_path):
     (tmp_path / "cases" / "patient-1").mkdir(parents=True)
-    with pytest.raises(BadInput, match=r"cases/ with patient-1 and no manifest\.json, so it is no archive"):
+    with pytest.raises(BadInput, match=r"cases/ with patient-1 and no manifest\.json, so it is not an archive"):
         synthetic_archive(tmp_path, cases=2)
     assert not (tmp_path / "manifest.json").exists()
 

@@ -7,17 +7,20 @@ import sys
 from pathlib import Path
 
 SCRIPT = """
-import os
 from fractions import Fraction
-from casewise.core.processes import is_from_main, spawn
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from casewise.core.processes import needs_script, spawn
 print("the script runs")
 class Net: pass
-assert is_from_main(Net())
-assert is_from_main(lambda: None)
-assert not is_from_main(Fraction(1, 2))
-process = spawn(os.mkdir, "made", work=None)
+assert needs_script(Net())
+assert needs_script(lambda: None)
+assert not needs_script(Fraction(1, 2))
+ours, theirs = Pipe()
+process = spawn(Connection.send, theirs, Fraction(1, 2))
+assert ours.recv() == Fraction(1, 2)
 process.join()
-assert process.exitcode == 0 and os.path.isdir("made")
+assert process.exitcode == 0
 assert __file__.endswith("script.py")
 """
 

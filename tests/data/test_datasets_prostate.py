@@ -62,7 +62,7 @@ def test_zones_are_merged_to_the_prostate(sites: Path) -> None:
 
 def test_a_prostate_label_of_another_grid_is_refused(sites: Path, volume: Write) -> None:
     volume(sites / "UCL" / "Case01_segmentation.nii.gz", np.zeros((6, 5, 3), np.uint8))
-    with pytest.raises(BadInput, match=r"UCL_Case01: the label has shape \(3, 5, 6\), the image \(4, 5, 6\)"):
+    with pytest.raises(BadInput, match=r"UCL_Case01: label of shape \(3, 5, 6\), image of \(4, 5, 6\)"):
         saml_prostate(sites).label("UCL_Case01")
 
 

@@ -47,7 +47,7 @@ def test_the_ejection_fraction_and_its_decisions_are_those_of_a_pocket_calculato
         [("p0", 100, 50, 100, 70, 100, 50), ("p1", 100, 60, 100, 60, 100, 55), ("p2", 100, 70, 100, 55, 100, 50)],
     )
     found = casewise.compare(tmp_path / "old", tmp_path / "new", **options)
-    volume, ef = found.measures
+    ef, volume = found.measures
     assert (volume.name, volume.unit, volume.units, volume.change.patients) == ("volume LV (1)", "ml", 6, 3)
     assert volume.change.bias == pytest.approx((0.1 + 0 - 0.075) / 3)  # 20 voxels of 10 mm3, halved over two scans
     assert ef.change.bias == pytest.approx((-20 + 0 + 15) / 3)
@@ -73,7 +73,7 @@ def test_criteria_on_measures_name_the_patients_that_broke_them(tmp_path):
 def test_what_cannot_be_computed_is_counted_and_is_no_error(tmp_path):
     options = hearts(tmp_path, [("p0", 0, 50, 100, 50, 100, 50), ("p1", 100, 50, 100, 50, 100, 50)])
     (tmp_path / "cases.csv").write_text("case,patient,phase\np0-ed,p0,ED\np0-es,p0,ES\np1-ed,p1,ED\np1-es,p1,ED\n")
-    ef = casewise.compare(tmp_path / "old", tmp_path / "new", **options).measures[1]
+    ef = casewise.compare(tmp_path / "old", tmp_path / "new", **options).measures[0]
     assert (ef.units, ef.not_computable, ef.change) == (0, 2, None)
 
 

@@ -79,7 +79,7 @@ def test_only_the_fitted_policy_has_intervals():
     other = Policy("fixed-k", "fixed-k", {"step": 1}, 1)
     assert fitted.no_interval(READY["m0"], "done", None) == ""
     assert "another policy" in fitted.no_interval(other, "done", None)
-    assert "failure" in fitted.no_interval(READY["m0"], "fallback", None)
+    assert "failed" in fitted.no_interval(READY["m0"], "fallback", None)
     assert fitted.no_interval(READY["m0"], "done", "outside the certificate: x") == "outside the certificate: x"
     assert DeployedMeasures.from_dict(fitted.as_dict()) == fitted
 

@@ -134,8 +134,12 @@ def _promise(facts: Mapping[str, Any]) -> str:
     if why := next((note for note in facts["notes"] if note.startswith("nothing is promised")), ""):
         return f"nothing{why.removeprefix('nothing is promised')}. These are estimates."
     least, patients = smallest_promise(facts["patients"]), pluralize(facts["patients"], *UNIT)
-    more = f"fit --promise {least:g} sets patients aside for one; that is the smallest with {patients}"
-    return f"nothing; these are estimates. {f'{patients} are too few for a promise' if least is None else more}."
+    if least is None:
+        return f"nothing; these are estimates. {patients} are too few for a promise."
+    return (
+        f"nothing; these are estimates. fit --promise {least:g} sets patients aside for one; that is the smallest with "
+        f"{patients}."
+    )
 
 
 def _price(facts: Mapping[str, Any]) -> list[str]:

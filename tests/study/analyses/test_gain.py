@@ -95,7 +95,7 @@ def certified(study: Study, **more: Any) -> Study:
     ("more", "words"),
     [
         ({}, "Mean HA is at most 0.10."),
-        ({"groups": ("A",)}, "Mean HA is at most 0.10 (13 of 26 cases are outside of it)."),
+        ({"groups": ("A",)}, "Mean HA is at most 0.10 (it does not cover 13 of 26 cases)."),
         ({"cut": None}, "Nothing is promised: nothing could be certified at 0.1"),
         ({"policy": "another"}, "Nothing is promised: the certificate is for policy another"),
     ],
