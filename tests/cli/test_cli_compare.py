@@ -128,7 +128,7 @@ def test_an_accepted_update_ends_with_0(tmp_path):
     words = ["compare", root / "old", root / "new", "-l", root / "labels", *criteria]
     result = run(*words, "-o", root / "out", "-j", 1)
     assert result.exit_code == 0, result.output
-    assert "accepted; look at" in result.output
+    assert "accepted; see" in result.output
 
 
 def test_what_an_earlier_run_wrote_is_gone_before_anything_can_fail(tmp_path):
