@@ -139,7 +139,7 @@ def main() -> int:
         with timed(took, "rederive"):
             steps = rederived(middle, 32)
         with timed(took, "outcomes"):
-            rows = len(outcomes(middle, min_area=32))
+            rows = len(outcomes(middle))
     for name, (wall, processor) in took.items():
         print(f"{name:28s} {wall:8.3f} s wall {processor:8.3f} s processor")
     rate = steps / took["rederive"][1]

@@ -111,8 +111,8 @@ def grid_table(repetitions: int, delta: float = 0.1) -> str:
     for n, alpha, severity, kind in GRIDS:
         cells = []
         for family, losses in columns:
-            asked = Promise(losses, (alpha,) * len(losses), delta, kind)
-            found = grid_outcome(family, asked, n=n, severity=severity, repetitions=repetitions)
+            asked = Promise(losses, (alpha,) * len(losses), delta)
+            found = grid_outcome(family, asked, n=n, severity=severity, repetitions=repetitions, kind=kind)
             cells.append(_grid_cell(found, delta))
         rows.append(f"| {n} | {alpha:.2f} | {severity} | {kind} | {' | '.join(cells)} |")
     return "\n".join(rows)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -179,7 +179,7 @@ def test_agreement_joins_the_numbers_where_it_is_known() -> None:
 def test_what_is_known_survives_json_and_refuses_nonsense() -> None:
     generator = np.random.default_rng(0)
     known = known_appearance([drawn(generator, f"c{n}", f"p{n}") for n in range(4)])
-    assert KnownAppearance.from_plain(json.loads(json.dumps(known.as_plain()))) == known
+    assert KnownAppearance.from_plain(json.loads(json.dumps(asdict(known)))) == known
     with pytest.raises(BadInput, match="names"):
         KnownAppearance.from_plain({})
     with pytest.raises(BadInput, match="finite"):

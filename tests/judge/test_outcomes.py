@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from worlds.cohorts import SYNTHETIC, synthetic_archive
@@ -44,7 +46,14 @@ def test_the_source_harms_nothing(archive):
 
 
 def test_another_min_area_gives_other_regions_and_never_more_harm(archive):
-    small, large = outcomes(archive, min_area=1), outcomes(archive, min_area=64)
+    small, large = (
+        outcomes(
+            replace(
+                archive, manifest={**archive.manifest, "configuration": {**archive.configuration, "min_area": area}}
+            )
+        )
+        for area in (1, 64)
+    )
     assert (large["ha"] <= small["ha"]).all()
     assert (large["regions"] <= small["regions"]).all()
     assert (large["regions"] < small["regions"]).any()

@@ -24,7 +24,7 @@ def case(number, old, new, *, group=None, cluster=None, ha=0.0, labelled=True, *
     """A case with one label."""
     lost, holes, after = (row.pop(name, default) for name, default in (("lost", 0), ("holes", 0), ("voxels_new", 100)))
     label = LabelChange(
-        1, 100, after, 0, 1, 1, 0, lost, 0, 0, 0, 0, holes, 0, 0, 5 * lost, 2 * holes, dice_old=old, dice_new=new, ha=ha
+        1, 100, after, 0, 1, 1, 0, lost, 0, 0, holes, 0, 0, 5 * lost, 2 * holes, dice_old=old, dice_new=new, ha=ha
     )  # fmt: skip
     scores = {"metric_old": old, "metric_new": new, "ha": ha, "ba": 0.0} if labelled else {}
     found = Comparison(1000, 10, row.pop("share", 0.1), 1, 10, (label,), labelled=labelled, **scores)
@@ -192,7 +192,7 @@ def test_a_regression_in_one_label_one_site_or_one_size_class_is_found_and_named
             hit = {"label 2": label == 2, "group B": site == "B", "size small": small}[place]
             old = 0.9 + rng.normal(0, 0.005)
             new = old + rng.normal(0, 0.005) + (-0.06 if hit else 0.02)
-            rows.append(LabelChange(label, 100, 100, 5, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, dice_old=old, dice_new=new,
+            rows.append(LabelChange(label, 100, 100, 5, 1, 1, 0, 0, 0, 0, 0, 0, dice_old=old, dice_new=new,
                                     voxels_label=100 + 10 * label + (0 if small else 1000 + number)))  # fmt: skip
         scores = {side: float(np.mean([getattr(row, f"dice_{side}") for row in rows])) for side in ("old", "new")}
         found = Comparison(10_000, 10, 0.1, 1, 10, tuple(rows), labelled=True, metric_old=scores["old"],

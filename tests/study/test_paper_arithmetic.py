@@ -10,6 +10,7 @@ from worlds.arms import arms_at
 from worlds.identities import audit
 
 from casewise.core.records import State
+from casewise.measure.signals.risk import RiskStatistics
 from casewise.study.analyses.controls import attribution
 from casewise.study.analyses.cost import cost, firing
 from casewise.study.analyses.deployed_methods import bucket_decomposition, method_table
@@ -114,8 +115,8 @@ def test_chance_keeps_its_quota_of_the_harm(kept, n, harm, expected):
 
 def test_the_printed_statistics_make_a_range_of_risk_that_the_paper_cannot_have_seen(outcomes):
     """R1: with the printed statistics r is never below -1.149, so the printed minimum of -2.000 came from others."""
-    printed = {"mean_regions": 0.70, "sd_regions": 0.781, "mean_delta": 0.00028, "sd_delta": 0.00020}
-    row = firing(outcomes, **printed).table.iloc[0]
+    printed = RiskStatistics(0.70, 0.781, 0.00028, 0.00020)
+    row = firing(outcomes, printed).table.iloc[0]
     assert -1.149 <= row["floor"] <= row["lowest"]
 
 

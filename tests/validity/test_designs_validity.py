@@ -17,8 +17,8 @@ ONE, BOTH = ("ha",), ("ha", "harmed")
 
 
 def chosen(n, alpha, severity, repetitions, *, family="chains", losses=ONE, p_value="hoeffding-bentkus"):
-    asked = Promise(losses, (alpha,) * len(losses), DELTA, p_value)
-    return grid_outcome(family, asked, n=n, severity=severity, repetitions=repetitions)
+    asked = Promise(losses, (alpha,) * len(losses), DELTA)
+    return grid_outcome(family, asked, n=n, severity=severity, repetitions=repetitions, kind=p_value)
 
 
 @pytest.mark.parametrize("losses", [ONE, BOTH])

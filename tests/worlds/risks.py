@@ -227,15 +227,15 @@ def _spared(depths: frozenset[int], loss: str) -> Polynomial:
     return spared.integ()
 
 
-def grid_outcome(family: str, asked: Promise, *, n: int, severity: str, repetitions: int, seed: int = 1000) -> Outcome:
+def grid_outcome(family: str, asked: Promise, *, n: int, severity: str, repetitions: int, kind: str) -> Outcome:
     """What ``certify_designs`` deploys ('chains'), or a naive choice ('naive'); the worst risk counts.
 
     One alpha for all risks. Only the archive is left out: evidence is drawn, the search and its choice are the real.
     """
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(1000)
     risks, kept = np.full(repetitions, np.nan), np.zeros(repetitions)
     for k in range(repetitions):
-        found = _chosen(grid_variants(rng, n, severity), asked, family)
+        found = _chosen(grid_variants(rng, n, severity), asked, family, kind)
         if found is not None:
             policy, cut = found
             risks[k] = max(grid_risk(policy, cut, severity, loss) for loss in asked.losses)
@@ -243,8 +243,8 @@ def grid_outcome(family: str, asked: Promise, *, n: int, severity: str, repetiti
     return _outcome(risks, kept, asked.alphas[0])
 
 
-def _chosen(grid: Sequence[DesignEvidence], asked: Promise, family: str) -> tuple[Policy, float] | None:
-    found = best_certified(grid, asked, asked.p_value) if family == "chains" else _greedy(grid, asked)
+def _chosen(grid: Sequence[DesignEvidence], asked: Promise, family: str, kind: str) -> tuple[Policy, float] | None:
+    found = best_certified(grid, asked, kind) if family == "chains" else _greedy(grid, asked)
     return None if found is None else (found[0].policy, found[1])
 
 

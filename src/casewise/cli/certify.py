@@ -56,7 +56,6 @@ def certify(
     cases: int | None = setting(
         None, min=1, max=MOST_PLANNED, help="--sample-size: number of labelled patients that you have."
     ),
-    p_value: str = setting("auto", help="ltt: p-value: auto, betting, hoeffding-bentkus or binomial."),
     low_mid: str = setting("envelope", help="envelope, or fixed if the low/mid cut comes from other cases."),
     within: str = setting("mean", help="How cases of one patient are combined: mean or max."),
     population: str = setting("all", help="Region gate: all cases, or only scored ones."),
@@ -90,7 +89,7 @@ def certify(
     place = out or archive
     _check_place(place)
     certificate, certified = certification.certify(
-        archive, policy, loss=loss, alpha=alpha, delta=delta, method=method, margin=margin, p_value=p_value,
+        archive, policy, loss=loss, alpha=alpha, delta=delta, method=method, margin=margin,
         low_mid=low_mid, within=within, population=population, evaluation=evaluation,
         split=split, among_kept=among_kept, consensus=consensus, force=force, ladders=ladder,
     )  # fmt: skip

@@ -68,7 +68,6 @@ def compare(
     surfaces: str = setting(
         "moved", help="Distances: none, moved (old to new where a label moved), all (also HD95 to the label; slower)."
     ),
-    holes: str = setting("volume", help="Holes enclosed within the volume, or within a slice."),
     certificate: Path = setting(None, help="With --take-over: certificate that must hold for the policy."),
     method: str = setting("imported", help="With --take-over: method that made NEW, as named at casewise import."),
     model: str = setting("imported", help="With --take-over: model that made OLD, as named at casewise import."),
@@ -108,7 +107,7 @@ def compare(
             progress=lambda lines, total: tqdm(lines, total=total, unit="pair", disable=None),
             spacing_mm=tuple(spacing) if any(spacing) else None,
             classes=None if classes is None else _numbers(classes), min_area=min_area, foreground=foreground,
-            ignore=ignore, metric=metric, surfaces=surfaces, holes=holes, resample=resample,
+            ignore=ignore, metric=metric, surfaces=surfaces, resample=resample,
         )  # fmt: skip
         write_comparison(out, outcome, old=old.name, new=new.name, pictures=pictures)
         code = outcome.exit_code

@@ -157,6 +157,15 @@ def file_sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
+def file_stamp(path: Path) -> tuple[int, int, int] | None:
+    """Return a stamp that changes if a file is replaced or edited; None if there is no file."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_size
+
+
 def text_sha256(text: str) -> str:
     """sha256 of a text's UTF-8 bytes."""
     return hashlib.sha256(text.encode()).hexdigest()

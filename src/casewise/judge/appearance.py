@@ -24,7 +24,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -98,16 +98,12 @@ class KnownAppearance:
         if not all(isinstance(one, int | float) and math.isfinite(one) for one in values):
             raise BadInput("the numbers of an appearance must be finite; calibrate again")
 
-    def as_plain(self) -> dict[str, Any]:
-        """Plain JSON types."""
-        return asdict(self)
-
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> KnownAppearance:
-        """The inverse of :meth:`as_plain`.
+        """Read plain JSON types.
 
         Raises:
-            BadInput: If a field is missing or is not what :meth:`as_plain` writes.
+            BadInput: If a field is missing or has another type.
         """
         return from_plain(cls, plain, "the appearance of calibration cases", "calibrate again")
 
@@ -205,7 +201,7 @@ def known_appearance(cases: Sequence[Appearance]) -> KnownAppearance:
     """
     held = [name for name in cases[0].numbers if not name.startswith(MODALITY)] if cases else []
     names = tuple(name for name in held if all(name in one.numbers for one in cases))
-    firsts = [of[0] for of in _by_patient(cases).values()]
+    firsts = _first_cases(cases)
     rows = tuple(tuple(float(one.numbers[name]) for name in names) for one in firsts)
     return KnownAppearance(names, rows, tuple(sorted({one.modality for one in cases if one.modality})))
 
@@ -323,7 +319,7 @@ def folder_differs(cases: Sequence[Appearance], known: KnownAppearance) -> tuple
     """
     if not cases:
         raise BadInput("a folder without cases cannot be compared with the calibration cases")
-    firsts = [of[0] for of in _by_patient(cases).values()]
+    firsts = _first_cases(cases)
     places = [place for place, name in enumerate(known.names) if all(name in one.numbers for one in firsts)]
     if not places:
         raise BadInput(f"these cases have none of the numbers of calibration: {', '.join(known.names[:3])}")
@@ -379,11 +375,12 @@ def _energy(gaps: NDArray[Any], chosen: NDArray[Any]) -> NDArray[Any]:
     return np.asarray(2 * across / (new * old) - inside / new**2 - rest / old**2)
 
 
-def _by_patient(cases: Sequence[Appearance]) -> dict[str, list[Appearance]]:
-    found: dict[str, list[Appearance]] = {}
+def _first_cases(cases: Sequence[Appearance]) -> list[Appearance]:
+    """The first case of each patient, by its name."""
+    found: dict[str, Appearance] = {}
     for case in sorted(cases, key=lambda one: one.case_id):
-        found.setdefault(case.patient, []).append(case)
-    return found
+        found.setdefault(case.patient, case)
+    return list(found.values())
 
 
 def _floor(name: str) -> float:

@@ -43,28 +43,14 @@ Measured = Callable[[Archive, dict[str, Any]], Iterable[Rows]]
 """Gives the rows of every case of an archive, in the order of its ids."""
 
 
-def case_by_case(archive: Archive, options: dict[str, Any]) -> Iterable[Rows]:
-    """Measure the cases one after the other."""
-    return (case_outcomes(archive, options, case_id) for case_id in archive.ids)
-
-
-def outcomes(
-    archive: Archive,
-    *,
-    min_area: int | None = None,
-    foreground: bool | None = None,
-    ignore: int | None = None,
-    measured: Measured = case_by_case,
-) -> pd.DataFrame:
+def outcomes(archive: Archive, *, measured: Measured | None = None) -> pd.DataFrame:
     """One row for each (case, step, shrink); NaN metrics where a case has no label.
 
-    ``min_area``, ``foreground`` and ``ignore`` default to the archive's configuration; regions, delta and area are
-    then those of the masks under these options. ``measured`` may spread the cases over processes or
-    machines (``run/record_folder.py``).
+    Regions, delta and area are those of the masks under the archive's configuration. ``measured`` may spread the cases
+    over processes or machines (``run/record_folder.py``).
     """
     archive.check_unlocked(archive.ids)  # a cached table holds what labels said, too
-    given = {"min_area": min_area, "foreground": foreground, "ignore": ignore}
-    options = {**scoring_options(archive), **{name: value for name, value in given.items() if value is not None}}
+    options = scoring_options(archive)
     key = json_text([_VERSION, archive.digest, options], sort_keys=True)
     name = f"outcomes-{text_sha256(key)}"
     return cached_table(archive.path, name, lambda: _table(archive, options, measured))
@@ -130,8 +116,9 @@ def scoring_options(archive: Archive) -> dict[str, Any]:
     }
 
 
-def _table(archive: Archive, options: dict[str, Any], measured: Measured) -> pd.DataFrame:
-    rows = [row for found in measured(archive, options) for row in found]
+def _table(archive: Archive, options: dict[str, Any], measured: Measured | None) -> pd.DataFrame:
+    one_by_one = (case_outcomes(archive, options, case_id) for case_id in archive.ids)
+    rows = [row for found in (measured(archive, options) if measured else one_by_one) for row in found]
     derived = pd.DataFrame(rows, columns=[*WHO, "step", "shrink", *COLUMNS])
     stored = archive.signals()
     names = [name for name in stored.columns if name not in {*COLUMNS, *KEYS} and not name.startswith(DROP)]

@@ -100,6 +100,12 @@ def controller_kind(policy: Policy) -> Any:
     return from_address(policy.controller, "controller") if own else CONTROLLERS[policy.controller]
 
 
+def with_cuts(policy: Policy, **cuts: float) -> Policy:
+    """Return a router with these cut-points, also for every group."""
+    groups = {name: {**own, **cuts} for name, own in policy.groups.items()}
+    return replace(policy, options={**policy.options, **cuts}, groups=groups)
+
+
 def among_candidates(policy: Policy) -> bool:
     """Return True if a policy chooses among all candidates of a case: views, members, steps, imported masks."""
     return metadata_of(controller_kind(policy)).among_candidates

@@ -25,8 +25,6 @@ class LabelChange:
     components_new: int
     components_gained: int  # pieces of the new mask that touch nothing of this label in the old one
     components_lost: int
-    gained_voxels: int  # voxels of gained pieces
-    lost_voxels: int
     holes_old: int
     holes_new: int
     holes_gained: int  # holes of the new mask that touch no hole of this label in the old one
@@ -114,12 +112,10 @@ class Comparison:
     metric_new: float | None = None
     ha: float | None = None
     ba: float | None = None
-    neutral_scored: float | None = None
     unscored: float | None = None
     made_wrong: int | None = None  # voxels right in the old mask and wrong in the new one
     made_right: int | None = None
     regressions: tuple[Regression, ...] = field(default=())  # the largest harmful regions
-    harmful_regions: int | None = None
 
     __repr__ = brief
 

@@ -30,7 +30,7 @@ from casewise.measure.masks import (
 from casewise.measure.metrics.harm import harm
 from casewise.measure.metrics.overlap import VOID, dice_of_counts, miou_of_counts
 from casewise.measure.metrics.surface import hd95, surface_distances
-from casewise.measure.pieces import Enclosure, LabelPieces, pieces_of
+from casewise.measure.pieces import LabelPieces, pieces_of
 from casewise.measure.regions import Regions, changed_voxels, components, regions_of
 from casewise.measure.runs import Runs
 
@@ -51,7 +51,6 @@ def comparison(
     classes: Sequence[int] | None = None,
     metric: str = "dice",
     surfaces: Surfaces = "moved",
-    holes: Enclosure = "volume",
     zero_is_label: bool = False,
 ) -> Comparison:
     """Compare the new mask of a case with its old one, and both with the label if there is one.
@@ -64,7 +63,7 @@ def comparison(
     >>> old[0, 0:5, 0:5] = 1
     >>> new = old.copy()
     >>> new[0, 2, 2], new[0, 0, 7] = 0, 1
-    >>> found = comparison(old, new, min_area=1, holes="slice")
+    >>> found = comparison(old, new, min_area=1)
     >>> found.changed, found.regions, found.warnings
     (2, 2, ('label 1: 1 hole, 4.0 % of it', 'label 1: 1 piece gained, 4.0 % of it'))
     """
@@ -72,8 +71,6 @@ def comparison(
         raise BadInput(f"the metric must be dice or miou, got {metric!r}")
     if surfaces not in ("none", "moved", "all"):
         raise BadInput(f"surfaces must be 'none', 'moved' or 'all', got {surfaces!r}")
-    if holes not in ("volume", "slice"):
-        raise BadInput(f"holes must be 'volume' or 'slice', got {holes!r}")
     named = {"old": old, "new": new} | ({} if label is None else {"label": label})
     whole = [_compact(name, on_host(mask)) for name, mask in zip(named, checked_masks(**named), strict=True)]
     spacing = None if spacing_mm is None else tuple(checked_spacing(spacing_mm, whole[0].ndim).tolist())
@@ -91,7 +88,7 @@ def comparison(
     least = least_voxels(min_area, axes=whole[0].ndim)
     same = np.result_type(*whole)
     masks = [np.ascontiguousarray(mask, same) for mask in whole]
-    pair = MaskPair(masks[0], masks[1], masks[2] if len(masks) == 3 else None, spacing, least, ignore, holes)
+    pair = MaskPair(masks[0], masks[1], masks[2] if len(masks) == 3 else None, spacing, least, ignore)
     found = _overall(pair, foreground=foreground, metric=metric)
     labels = _labels(pair, surfaces=surfaces)
     return replace(
@@ -141,12 +138,10 @@ def _with_harm(plain: Comparison, pair: MaskPair, change: Change) -> Comparison:
         metric_new=scores[1],
         ha=float(change.ha[0]),
         ba=float(change.ba[0]),
-        neutral_scored=int(found.sizes[found.kept & (worse == 0)].sum()) / area,
         unscored=int(found.sizes[~found.kept].sum()) / area,
         made_wrong=change.made_wrong,
         made_right=change.made_wrong - int(worse.sum()),
         regressions=_regressions(found, worse, pair.voxel_ml),
-        harmful_regions=int(np.count_nonzero(found.kept & (worse > 0))),
     )
 
 
@@ -216,9 +211,8 @@ def _piece_counts(pair: MaskPair) -> dict[str, Integers]:
 
     lost, gained = (found.within(differ(found.runs.first), differ) for found in (before, after))
 
-    def count(of: Integers, which: Flags, weights: Integers | None = None) -> Integers:
-        counts = np.bincount(of[which], None if weights is None else weights[which], minlength=pair.values)
-        return counts.astype(np.int64)
+    def count(of: Integers, which: Flags) -> Integers:
+        return np.bincount(of[which], minlength=pair.values)
 
     def largest(found: LabelPieces, of: Integers, which: Flags) -> Integers:
         most = np.zeros(pair.values, np.int64)
@@ -231,8 +225,6 @@ def _piece_counts(pair: MaskPair) -> dict[str, Integers]:
         "components_new": count(after.value, after.value > 0),
         "components_gained": count(after.value, gained),
         "components_lost": count(before.value, lost),
-        "gained_voxels": count(after.value, gained, after.sizes),
-        "lost_voxels": count(before.value, lost, before.sizes),
         # A hole between several labels is a hole of none of them; it is seen as their change of volume.
         "holes_old": count(before.hole_of, before.hole_of > 0),
         "holes_new": count(after.hole_of, after.hole_of > 0),
@@ -297,7 +289,6 @@ class MaskPair:
     spacing: tuple[float, ...] | None
     least: int
     ignore: int | None
-    holes: Enclosure
 
     @property
     def voxel_ml(self) -> float | None:
@@ -309,7 +300,7 @@ class MaskPair:
     @cached_property
     def pieces(self) -> tuple[LabelPieces, LabelPieces]:
         """Pieces of the old and of the new mask."""
-        old, new = pieces_of(self.old, self.new, within=self.holes)
+        old, new = pieces_of(self.old, self.new)
         return old, new
 
     @cached_property

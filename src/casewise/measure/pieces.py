@@ -9,16 +9,13 @@ foreground and the gaps between them.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from casewise.measure.masks import Flags, Integers
 from casewise.measure.runs import Contacts, Runs, face_contacts, runs_of_labels, united
-
-Enclosure = Literal["volume", "slice"]
-"""volume: enclosed in space. slice: enclosed within its slice, for volumes of few thick slices."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +50,7 @@ class LabelPieces:
         return np.asarray(left)
 
 
-def pieces_of(*masks: NDArray[Any], within: Enclosure = "volume") -> tuple[LabelPieces, ...]:
+def pieces_of(*masks: NDArray[Any]) -> tuple[LabelPieces, ...]:
     """Find the pieces of some masks of one shape, and which of them are holes.
 
     >>> ring = np.array([[1, 1, 1, 0, 2], [1, 0, 1, 0, 2], [1, 1, 1, 0, 0]])
@@ -71,14 +68,13 @@ def pieces_of(*masks: NDArray[Any], within: Enclosure = "volume") -> tuple[Label
     label = np.concatenate([part[2] for part in parts])
     stack = Runs((len(masks) * (shape[0] + 1), *shape[1:]), first, last, first)
     touching = face_contacts(stack)
-    walls = touching[:1] if within == "slice" else touching  # the directions in which background can get out
-    same = [_alike(pairs, label, gaps=pairs in walls) for pairs in touching]
+    same = [_alike(pairs, label) for pairs in touching]
     owner = united(first.size, same)
     lengths = stack.lengths
     sizes = np.bincount(owner, weights=lengths).astype(np.int64)
     value = np.zeros(sizes.size, np.int64)
     value[owner] = label
-    hole_of = _holes(stack, label, owner, value, walls)
+    hole_of = _holes(stack, label, owner, value, touching)
     return _split(shape, parts, owner, value, sizes, hole_of)
 
 
@@ -92,10 +88,8 @@ def _with_gaps(runs: Runs, label: NDArray[Any]) -> tuple[Integers, Integers, NDA
     return first, last, np.insert(label, gap + 1, 0)
 
 
-def _alike(pairs: Contacts, label: NDArray[Any], *, gaps: bool) -> Contacts:
+def _alike(pairs: Contacts, label: NDArray[Any]) -> Contacts:
     kept = label[pairs.later] == label[pairs.earlier]
-    if not gaps:
-        kept &= label[pairs.later] > 0
     return Contacts(pairs.later[kept], pairs.earlier[kept], pairs.shift)
 
 

@@ -92,11 +92,8 @@ def page_svg(drawn: str, *, title: str) -> str:
     drawn = drawn.replace("font-family: 'DejaVu Sans', sans-serif", "font-family: var(--sans)")
     for color, variable in _VARIABLES.items():
         drawn = drawn.replace(color, f"var(--{variable})")
-    return _trimmed(drawn.replace("xlink:href", "href"))
-
-
-def _trimmed(drawn: str) -> str:
-    """Round coordinates to two decimals, which halves the file; text between tags stays as it is."""
+    drawn = drawn.replace("xlink:href", "href")
+    # coordinates with two decimals halve the file; text between tags stays as it is
     return re.sub(r"<[^>]+>", lambda tag: re.sub(r"(\d+\.\d{2})\d+", r"\1", tag[0]), drawn)
 
 

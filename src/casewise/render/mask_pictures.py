@@ -36,11 +36,11 @@ Flags = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class SliceView:
-    """The part of a case that is shown: a slice (None in 2-D) and a window of it."""
+    """The part of a case that is shown: a slice (None in 2-D) and a window of it; by default the whole slice."""
 
     index: int | None
-    rows: slice
-    columns: slice
+    rows: slice = field(default_factory=lambda: slice(None))
+    columns: slice = field(default_factory=lambda: slice(None))
 
     def of(self, mask: Any) -> Any:
         """Return this part of an array of the case's shape."""
@@ -131,11 +131,6 @@ def painted(
     return np.asarray(picture)
 
 
-def photographed(plane: Pixels, view: SliceView, *, side: int = 176) -> Pixels:
-    """Return the image of the slice in view, gray or in color, cropped and scaled like the masks."""
-    return as_rgb(fitted(plane[view.rows, view.columns], side))
-
-
 def _box(picture: Pixels, inside: Flags, *, margin: int = 4, line: int = 2) -> None:
     """Draw a rectangle around each connected part of the flags."""
     for rows, columns in ndimage.find_objects(ndimage.label(inside, np.ones((3, 3)))[0]):
@@ -198,9 +193,15 @@ def _colors() -> Pixels:
 
 def data_uri(picture: Pixels) -> str:
     """Encode the picture as a palette PNG in a data URI of one or two kilobytes."""
+    content = png_bytes(Image.fromarray(picture).quantize(64, dither=Image.Dither.NONE), optimize=True)
+    return "data:image/png;base64," + base64.b64encode(content).decode()
+
+
+def png_bytes(image: Image.Image, **options: Any) -> bytes:
+    """Encode an image as a PNG."""
     buffer = io.BytesIO()
-    Image.fromarray(picture).quantize(64, dither=Image.Dither.NONE).save(buffer, "PNG", optimize=True)
-    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
+    image.save(buffer, format="PNG", **options)
+    return buffer.getvalue()
 
 
 def draw_masks(panels: Sequence[tuple[str, Any]], *, rows: int = 1) -> Figure:
@@ -324,9 +325,7 @@ def sheet_png(rows: Sequence[list[tuple[str, Pixels]]], *, side: int) -> bytes:
     for one in sheets:
         sheet.paste(one, (0, top))
         top += one.height
-    buffer = io.BytesIO()
-    sheet.save(buffer, format="PNG")
-    return buffer.getvalue()
+    return png_bytes(sheet)
 
 
 PANELS = 4  # side by side

@@ -270,10 +270,7 @@ def tex(made: Table) -> str:
     for row in range(len(made.rows)):
         if row in made.rules and row:
             lines.append(r"\midrule")
-        lines.append(" & ".join(_tex_cell(made, row, column) for column in made.columns) + r" \\")
+        texts = {column.key: tex_of(made.text(row, column)) for column in made.columns}
+        cells = [rf"\textbf{{{text}}}" if (row, key) in made.bold else text for key, text in texts.items()]
+        lines.append(" & ".join(cells) + r" \\")
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""])
-
-
-def _tex_cell(made: Table, row: int, column: Column) -> str:
-    text = tex_of(made.text(row, column))
-    return rf"\textbf{{{text}}}" if (row, column.key) in made.bold else text

@@ -43,7 +43,6 @@ from casewise.render.mask_pictures import (
 from casewise.report import comparison_text as text
 from casewise.report.page import render_page
 from casewise.study.compare import Outcome, csv_rows
-from casewise.study.compared_cohort import ComparedCase
 
 
 def write_comparison(out: Path, outcome: Outcome, *, old: str, new: str, pictures: int = 10) -> None:
@@ -104,16 +103,13 @@ def shown_cases(outcome: Outcome, most: int) -> list[dict[str, Any]]:
         if len(shown) >= most:
             break
         case = outcome.cases[at[case_id]]
-        if case.found.changed:
-            shown.append({**_shown_case(case, outcome), "crossings": crossed.get(case_id, [])})
+        found = case.found
+        if found.changed:
+            change = found.change if found.labelled and found.change == found.change else None
+            facts = {**found.as_dict(), "change": change, "warnings": found.warned(outcome.names), "id": case.id}
+            drawn = {"pictures": _drawn(outcome.files[case.id], outcome), "crossings": crossed.get(case_id, [])}
+            shown.append({**facts, "group": case.group, **drawn})
     return shown
-
-
-def _shown_case(case: ComparedCase, outcome: Outcome) -> dict[str, Any]:
-    found = case.found
-    change = found.change if found.labelled and found.change == found.change else None
-    facts = {**found.as_dict(), "warnings": found.warned(outcome.names), "id": case.id, "group": case.group}
-    return {**facts, "change": change, "pictures": _drawn(outcome.files[case.id], outcome)}
 
 
 def _drawn(pair: Pair, outcome: Outcome) -> list[tuple[str, str]]:
@@ -152,7 +148,7 @@ def case_pictures(
     worse, better = (None if label is None else changed & (one == label) for one in (old, new))
     shown = next(flags for flags in (worse, changed, (old > 0) | (new > 0)) if flags is not None and flags.any())
     index = int(np.argmax(shown.sum(axis=(1, 2)))) if old.ndim == 3 else None
-    whole = SliceView(index, slice(None), slice(None))
+    whole = SliceView(index)
     view = SliceView(index, *window_of(whole.of(changed | (old > 0) | (new > 0)), 8))
     ground = _ground(image, view, whole.of(old).shape)
 

@@ -15,6 +15,7 @@ from casewise.archive.store import Archive
 from casewise.core.records import SOURCE, State
 from casewise.core.text import UNIT, pluralize
 from casewise.judge.calibration.adoption import unseen_sentence
+from casewise.judge.calibration.quality import caught_sentence
 from casewise.judge.certificates.split import smallest_promise
 from casewise.measure.cleanup import Cleanup
 from casewise.measure.metrics import METRICS
@@ -90,14 +91,8 @@ def _flags(facts: Mapping[str, Any]) -> str:
     quality = facts["preflight"].get("quality")
     if not facts["flagged"] or not quality:
         return "no case would be flagged for a person."
-    poor = quality.get("poor", 0)
-    seen = (
-        f"poor masks seen: {poor}, of which {quality['poor_flagged']} were flagged; the share of future poor "
-        f"masks that will be flagged is not promised"
-        if poor
-        else "no labelled mask is poor, so it is unknown whether poor ones will be flagged"
-    )
-    return f"{quality['flagged']} of {quality['cases']} labelled cases would be flagged for a person; {seen}."
+    flagged = f"{quality['flagged']} of {quality['cases']} labelled cases would be flagged for a person"
+    return f"{flagged}; {caught_sentence(quality)}."
 
 
 def _measures(facts: Mapping[str, Any]) -> list[str]:

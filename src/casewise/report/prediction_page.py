@@ -60,7 +60,8 @@ def _counts(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _row(entry: PredictedCase, metric: str) -> dict[str, Any]:
-    decision, signals = entry.decision, _last_signals(entry.signals)
+    decision, last = entry.decision, max(filter(str.isdigit, entry.signals), key=int, default="")
+    signals = entry.signals.get(last, {})
     shown = {name: signals[name] for name in SIGNALS if name in signals}
     flagged = decision is not None and decision.flagged
     kept = decision is None or decision.rolled_back
@@ -132,11 +133,6 @@ def _routing(entry: PredictedCase) -> list[tuple[str, str]]:
     cuts = " and ".join(_number(cut) for cut in (decision.cut_low, decision.cut_high) if cut not in (None, inf))
     said = f"{_number(decision.value)}{f' (cut-points {cuts})' if cuts else ''}"
     return [(decision.coordinate, f"{said}{f', {decision.bucket}' if decision.bucket else ''}")]
-
-
-def _last_signals(signals: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
-    steps = [name for name in signals if name.isdigit()]
-    return signals[max(steps, key=int)] if steps else {}
 
 
 def _ladders(entry: PredictedCase) -> list[str]:

@@ -84,7 +84,8 @@ class AccessControl:
             return
         headers = Headers(scope=scope)
         refusal = self._refusal(scope["path"], headers)
-        body = Body(receive, send, self._settings.max_bytes, expected=_has_body(headers))
+        expected = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
+        body = Body(receive, send, self._settings.max_bytes, expected=expected)
         if refusal is None:
             await self._app(scope, body.receive, body.send)
             return
@@ -143,10 +144,6 @@ def _in_browser(headers: Mapping[str, str], token: str) -> bool:
 
 def _too_much(limit: int) -> str:
     return f"the body must have at most {limit} bytes; send a smaller image, or raise --set max-body"
-
-
-def _has_body(headers: Mapping[str, str]) -> bool:
-    return headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
 
 
 class Body:

@@ -127,11 +127,6 @@ def opened(
         yield backbone.read(CaseFiles(case_id, (path,), group=group)), path.with_name(f"mask{ending}")
 
 
-def named_after(content: bytes) -> str:
-    """Case id made of the content: equal images are one case, so equal requests get equal answers."""
-    return f"case-{hashlib.sha256(content).hexdigest()[:16]}"
-
-
 def facts_of(answer: CaseResult, promise: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return all facts of an answer besides the masks, as plain JSON."""
     facts = {
@@ -291,7 +286,8 @@ class _Service:
 
         def job(body: bytes, deadline: float | None) -> Response:
             limit = self.settings.max_unpacked_bytes
-            backbone, name = self.deployment.backbone, case_id or named_after(body)
+            # equal images are one case, so equal requests get equal answers
+            backbone, name = self.deployment.backbone, case_id or f"case-{hashlib.sha256(body).hexdigest()[:16]}"
             with opened(body, backbone, case_id=name, group=group, max_bytes=limit) as (reading, place):
                 found = self.deployment.predict(reading.case, deadline=deadline)
                 backbone.write(found.mask, reading, place)

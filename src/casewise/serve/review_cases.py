@@ -7,7 +7,6 @@ Regions compare raw labels, as the region gate does (L1), so a change of class i
 
 from __future__ import annotations
 
-import io
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -29,7 +28,7 @@ from casewise.data import nifti, pictures
 from casewise.data.folders import CaseFiles
 from casewise.data.pairs import read_image
 from casewise.judge.controllers.region_gate import gate_regions
-from casewise.render.mask_pictures import Classes, windowed
+from casewise.render.mask_pictures import Classes, png_bytes, windowed
 from casewise.run.prediction_folder import Layout, read_entry
 
 
@@ -173,7 +172,9 @@ class Predictions:
             raise BadInput(f"case {case_id} has no output: {case.error}")
         source, deployed = (_read(self.file_of(case_id, which)) for which in ("m0", "deployed"))
         adapted = None if state is None else _read(self.file_of(case_id, "adapted", state))
-        return Masks(source, adapted, deployed, _spacing_mm(layout.mask(case_id)))
+        path = layout.mask(case_id)
+        sizes = None if _is_picture(path) else tuple(abs(size) for size in nifti.check_header(path).zooms[:3][::-1])
+        return Masks(source, adapted, deployed, sizes)
 
     def file_of(self, case_id: str, which: str, state: str | None = None) -> Path:
         """The file of the deployed mask, of M0 ("m0") or of an adapted state, with the bytes that were recorded."""
@@ -283,10 +284,6 @@ def ending_of(path: Path) -> str:
 
 def _is_picture(path: Path) -> bool:
     return path.name.lower().endswith(pictures.ENDINGS)
-
-
-def _spacing_mm(path: Path) -> tuple[float, ...] | None:
-    return None if _is_picture(path) else tuple(abs(size) for size in nifti.check_header(path).zooms[:3][::-1])
 
 
 def _named(plain: Any) -> dict[int, str]:
@@ -413,6 +410,4 @@ def plane(values: NDArray[Any], where: Where) -> NDArray[Any]:
 
 def png(pixels: NDArray[Any]) -> bytes:
     """Encode pixels as a PNG with light compression, because it stays on one machine."""
-    buffer = io.BytesIO()
-    Image.fromarray(np.ascontiguousarray(pixels)).save(buffer, format="PNG", compress_level=1)
-    return buffer.getvalue()
+    return png_bytes(Image.fromarray(np.ascontiguousarray(pixels)), compress_level=1)

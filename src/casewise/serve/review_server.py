@@ -238,7 +238,8 @@ class Desk:
             case ["image", case_id]:
                 return Answer(self._image(self._case(case_id), query), "image/png")
             case ["overlay", case_id]:
-                return self._overlay(self._case(case_id))
+                drawn = self.folder.overlay(self._case(case_id).id)
+                return missing("no overlay was drawn") if drawn is None else Answer(drawn.read_bytes(), "image/png")
             case ["export", name]:
                 return self._export(name)
         return missing("this address does not exist")
@@ -361,10 +362,6 @@ class Desk:
             return self.folder.overlay(case.id) is not None
         except CasewiseError:
             return False
-
-    def _overlay(self, case: ReviewCase) -> Answer:
-        path = self.folder.overlay(case.id)
-        return missing("no overlay was drawn") if path is None else Answer(path.read_bytes(), "image/png")
 
     def _export(self, name: str) -> Answer:
         if name == "reviews.jsonl":

@@ -39,11 +39,10 @@ def ha_oracle_scores(frame: pd.DataFrame) -> pd.Series:
     return first.set_index("case")["ha"].rename("oracle-ha")
 
 
-def change_oracle_scores(frame: pd.DataFrame, *, step: int | None = None) -> pd.Series:
-    """Minus the metric change of a step (default: the last) by case: rank it descending, roll back the top (E12c)."""
+def change_oracle_scores(frame: pd.DataFrame) -> pd.Series:
+    """Minus the metric change of the last step by case: rank it descending, roll back the top (E12c)."""
     plain = _labelled(frame).loc[frame["shrink"] == 0]
-    at = int(plain["step"].max()) if step is None else step
-    adapted = plain.loc[plain["step"] == at].set_index("case")["metric"]
+    adapted = plain.loc[plain["step"] == plain["step"].max()].set_index("case")["metric"]
     source = plain.loc[plain["step"] == 0].set_index("case")["metric"]
     return (source - adapted).rename("oracle-change")
 
@@ -58,8 +57,6 @@ Arms = Mapping[str, pd.DataFrame]
 Floats = NDArray[np.float64]
 
 RANKED = BUCKETS[::-1]  # the order in which ranks are filled, riskiest first (J2)
-MEDICAL = (33.33, 66.67)
-DRIVING = (33.0, 66.0)
 QUANTITIES = {"metric": "metric", "ha": "ha", "steps": "deployed"}
 _EVERYBODY = {"low": (np.inf, np.inf), "mid": (-np.inf, np.inf), "hard": (-np.inf, -np.inf)}
 

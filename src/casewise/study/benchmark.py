@@ -228,7 +228,9 @@ def decide_all(
         if not holdout_cases.joined:
             made.append(_everyone(evaluation.ladder(ladder), ladder))
         for design in designs:
-            if holdout_cases.joined and not _chooses(design, holdout_cases):
+            # only a design that chooses among all candidates of a case can read several ladders together
+            default = design == "default" and has_consensus(holdout_cases, None)
+            if holdout_cases.joined and not (default or among_candidates(design_of(design))):
                 continue
             name = f"{ladder}: {design}" if ladder else design
             try:
@@ -256,11 +258,6 @@ def _certified(known: Archive, policy: Policy, design: str, promise: Promise, na
         raise BadInput(certificate.advice)
     made = _method(name, certified, evaluation, design)
     return replace(made, certificate=certificate, notes=(*made.notes, *note))
-
-
-def _chooses(design: str, known: Archive) -> bool:
-    """True if a design chooses among all candidates of a case, so that it can read several ladders together."""
-    return among_candidates(design_of(design)) or (design == "default" and has_consensus(known, None))
 
 
 def _fitted(calibration: Archive, design: str) -> Policy:

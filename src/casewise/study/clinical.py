@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -71,10 +70,6 @@ class MeasureResult:
     closer: int | None  # patients whose mean error became smaller, larger
     farther: int | None
     crossings: tuple[Crossing, ...] = ()
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain JSON types."""
-        return asdict(self)
 
 
 class MeasuredValues:

@@ -57,6 +57,8 @@ ACCEPTED, FAILED, REJECTED, NOT_DECIDED = 0, 3, 4, 5
 WRITTEN = ("summary.json", "summary.md", "junit.xml", "report.html", "cases.csv", "labels.csv", "regions.csv")
 """Files that a comparison writes to its folder beside cases.jsonl."""
 
+BACKGROUND = ("background", "bg", "unlabeled", "unlabelled", "void")
+"""Names of a label 0 that is no class."""
 Lines = Iterator[Mapping[str, Any]]
 
 
@@ -115,14 +117,14 @@ class Outcome:
             "exit_code": self.exit_code,
             "notes": list(self.notes),
             "plan": None if self.plan is None else self.plan.as_dict(),
-            "seal": None if self.seal is None else self.seal.as_dict(),
+            "seal": None if self.seal is None else asdict(self.seal),
             "hashes": dict(self.hashes),
             "pairs": self.pairs,
             "compared": len(self.found.cases),
             "problems": [asdict(problem) for problem in self.problems],
             "problems_by_kind": dict(sorted(Counter(problem.kind for problem in self.problems).items())),
             "checks": [check.as_dict() for check in self.checks],
-            "measures": [one.as_dict() for one in self.measures],
+            "measures": [asdict(one) for one in self.measures],
             "unit_spacing": self.settings.spacing_mm is None and self.found.cohort.unit_spacing,
             "names": {str(label): name for label, name in self.names.items()},
             "summary": self.found.summary,
@@ -282,9 +284,10 @@ def compare_folders(
         check_names(declared, called)
         if judged_by is not None:
             check_fits(judged_by, found, called, labelled=labels is not None)
+        zero = called.get(0, "background").lower().strip("_")
         settings = Settings(
             **options,
-            zero_is_label=_names_zero(called) if zero_is_label is None else zero_is_label,
+            zero_is_label=zero not in BACKGROUND if zero_is_label is None else zero_is_label,
             labels_given=labels is not None,
             hashed=judged_by is not None,
         )
@@ -337,11 +340,6 @@ def _readable(
     if given["labels"] is not None:
         given["labels"] = folders[2]
     return folders, given, refused
-
-
-def _names_zero(names: Mapping[int, str]) -> bool:
-    """True if label 0 has a name, and the name is not one for the background."""
-    return names.get(0, "background").lower().strip("_") not in ("background", "bg", "unlabeled", "unlabelled", "void")
 
 
 def check_place(out: Path, folders: Iterable[Path | None]) -> None:

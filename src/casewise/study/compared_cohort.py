@@ -10,11 +10,13 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 from scipy import stats
 
 from casewise.core.text import brief
 from casewise.judge.certificates.risk_control import share_bound
+from casewise.judge.outcomes import judged_share
 from casewise.measure.changes import NAN, Comparison, LabelChange, Regression
 from casewise.measure.masks import Floats, Integers
 from casewise.study.compared_pairs import MadeOnDemand
@@ -50,11 +52,6 @@ def size_cuts(sizes: Floats) -> tuple[float, float] | None:
         return None
     low, high = (float(cut) for cut in np.quantile(sizes, (1 / 3, 2 / 3)))
     return (low, high) if float(sizes.min()) < low < high < float(sizes.max()) else None
-
-
-def size_class(size: float, cuts: tuple[float, float]) -> str:
-    """small, medium or large."""
-    return SIZES[(size > cuts[0]) + (size > cuts[1])]
 
 
 @dataclass(frozen=True)
@@ -219,9 +216,10 @@ class ComparedCohort:
         cuts = size_cuts(sizes)
         if cuts is None:
             return []
-        classes = np.array([size_class(size, cuts) for size in sizes.tolist()])
-        members = {name: np.flatnonzero(classes == name) for name in SIZES}
-        return [(name, float(sizes[at].min()), float(sizes[at].max()), at) for name, at in members.items()]
+        members = [np.flatnonzero(np.searchsorted(cuts, sizes) == number) for number in range(len(SIZES))]
+        return [
+            (name, float(sizes[at].min()), float(sizes[at].max()), at) for name, at in zip(SIZES, members, strict=True)
+        ]
 
     @property
     def labelled(self) -> NDArray[np.bool_]:
@@ -257,23 +255,17 @@ def cohort_row(cohort: ComparedCohort, which: Integers | None = None, *, good: f
     labelled = which[cohort.labelled[which]]
     if not labelled.size:
         return row
+    edits = pd.DataFrame({"area": of_case["changed"][labelled], "unscored": of_case["unscored"][labelled]})
     return {
         **row,
         "labelled": len(labelled),
         "labelled_clusters": len(np.unique(cohort.units(labelled))),
         "metric": cohort.metric,
         **{name: _interval(cohort, labelled, of_case[name][labelled]) for name in ("ha", "ba", "worse_voxels")},
-        "judged": _judged(of_case["changed"][labelled], of_case["unscored"][labelled]),
+        "judged": judged_share(edits),
         **{name: int(of_case[name][labelled].sum()) for name in ("made_wrong", "made_right")},
         **_sides(cohort, labelled, of_case["metric_old"][labelled], of_case["metric_new"][labelled], good),
     }
-
-
-def _judged(changed: Floats, unscored: Floats) -> float | None:
-    """Share of all changed voxels that are in regions, so that HA judged them; None if nothing changed."""
-    known = ~np.isnan(unscored) & (changed > 0)
-    whole = changed[known].sum()
-    return sum(((1 - unscored[known]) * changed[known]).tolist()) / float(whole) if whole else None
 
 
 def label_row(cohort: ComparedCohort, number: int, *, good: float = GOOD) -> dict[str, Any]:
@@ -284,12 +276,14 @@ def label_row(cohort: ComparedCohort, number: int, *, good: float = GOOD) -> dic
     def mean(*names: str) -> dict[str, Any]:
         return {name: _interval(cohort, at, held[name]) for name in names}
 
+    old, new = (np.bincount(cohort.units(at), held[name]) for name in ("voxels_old", "voxels_new"))
     shifts = held["shift_hd95"]
     shifts = shifts[~np.isnan(shifts)]
     found: dict[str, Any] = {
         "cases": len(at),
         **cohort.counts[number],
-        "drift": _total_drift(cohort.units(at), held["voxels_old"], held["voxels_new"]),
+        # (all new - all old) / all old voxels: small labels would rule a mean of ratios
+        "drift": as_plain(_ratio(new - old, old, n=len(at))) if old.sum() else None,
         **mean("drift_ml", "agreement"),
         "shift_hd95_median": float(np.median(shifts)) if shifts.size else None,
         "shift_hd95_max": float(shifts.max()) if shifts.size else None,
@@ -298,12 +292,6 @@ def label_row(cohort: ComparedCohort, number: int, *, good: float = GOOD) -> dic
         found |= mean("ha", "ba", "hd95_old", "hd95_new")
         found |= _sides(cohort, at, held["dice_old"], held["dice_new"], good)
     return found
-
-
-def _total_drift(of: Integers, voxels_old: Floats, voxels_new: Floats) -> dict[str, Any] | None:
-    """(all new - all old) / all old voxels with an interval by cluster; small labels would rule a mean of ratios."""
-    old, new = (np.bincount(of, voxels) for voxels in (voxels_old, voxels_new))
-    return as_plain(_ratio(new - old, old, n=len(of))) if old.sum() else None
 
 
 def _sides(cohort: ComparedCohort, which: Integers, before: Floats, after: Floats, good: float) -> dict[str, Any]:

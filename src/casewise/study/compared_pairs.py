@@ -14,10 +14,10 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from casewise import __version__
-from casewise.core.durable import file_lock, file_sha256, json_sha256, replacing, sweep
+from casewise.core.durable import file_lock, file_sha256, file_stamp, json_sha256, replacing, sweep
 from casewise.core.errors import BadPair, Refused, in_one_line
 from casewise.core.formats import json_text
 from casewise.data.pairs import Pair, read_pair
@@ -50,7 +50,6 @@ class Settings:
     classes: tuple[int, ...] | None = None
     metric: str = "dice"
     surfaces: str = "moved"
-    holes: str = "volume"
     zero_is_label: bool = False
     resample: str | None = None
     labels_given: bool = False
@@ -118,22 +117,12 @@ class CompareCase:
 
     def key(self, pair: Pair) -> str:
         """Return a key that changes with the settings, the version, and the size or time of any file of the pair."""
-        files = [_stamp(path) for path in (pair.old, pair.new, pair.label)]
+        files = [path and (path.name, file_stamp(path)) for path in (pair.old, pair.new, pair.label)]
         return json_sha256([self._how, files, pair.group, pair.cluster, pair.scan])[:16]
 
     @cached_property
     def _how(self) -> str:
         return json_sha256([__version__, asdict(self.settings)])
-
-
-def _stamp(path: Path | None) -> tuple[str, int, int] | None:
-    if path is None:
-        return None
-    try:
-        about = path.stat()
-    except OSError:  # it was there when the folder was listed
-        return path.name, -1, -1
-    return path.name, about.st_size, about.st_mtime_ns
 
 
 def compare_pairs(
@@ -210,13 +199,7 @@ class MadeOnDemand(Sequence[Item]):
     def __len__(self) -> int:
         return len(self._order)
 
-    @overload
-    def __getitem__(self, which: int) -> Item: ...
-
-    @overload
-    def __getitem__(self, which: slice) -> MadeOnDemand[Item]: ...
-
-    def __getitem__(self, which: int | slice) -> Item | MadeOnDemand[Item]:
+    def __getitem__(self, which: Any) -> Any:
         if isinstance(which, slice):
             return MadeOnDemand(self._make, self._order[which])
         return self._make(int(self._order[which]))

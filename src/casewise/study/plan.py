@@ -10,6 +10,7 @@ A plan is sealed before the new masks are opened: its sha256 and the date go int
 from __future__ import annotations
 
 import sys
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,7 +23,7 @@ from casewise.core.chain import Chain
 from casewise.core.durable import json_sha256, text_sha256
 from casewise.core.errors import BadInput
 from casewise.data.pairs import Pair
-from casewise.judge.certificates.risk_control import clopper_pearson_upper, hoeffding_bentkus
+from casewise.judge.certificates.risk_control import clopper_pearson_upper, hoeffding_bentkus, ltt_cases
 from casewise.measure.measures import Measure, declared_measures, scan_of
 from casewise.study.acceptance import CONFIDENCE, FEWEST, QUANTITIES, Acceptance, Criterion, acceptance_of
 
@@ -234,7 +235,7 @@ def _check_consistent(plan: ChangePlan) -> None:
         return
     for one in plan.criteria:
         if QUANTITIES[one.name].is_share and one.limit < 1:
-            fewest = _fewest(one.limit, plan.acceptance.confidence, 1)
+            fewest = ltt_cases(one.limit, 1 - plan.acceptance.confidence) if one.limit > 0 else MOST_PATIENTS
             if fewest >= MOST_PATIENTS:
                 raise BadInput(f"no sample can show {one.name} <= {one.limit:g}; allow more, such as 0.05")
             if plan.patients is not None and plan.patients < fewest:
@@ -332,7 +333,9 @@ def _needed(plan: ChangePlan, criterion: Criterion, power: float) -> tuple[int |
             return None, f"expected {expected:g} leaves no room to the limit {limit:g}"
         if guess.sd is None:
             return None, f"give sd, the spread of patients: {name} = {{limit = {limit:g}, sd = ...}}"
-        count = next((n for n in _counts(FEWEST) if _t_power(n, room / guess.sd, confidence) >= power), None)
+        effect, t = room / guess.sd, stats.t.ppf  # Student's one-sided bound must stay within the limit
+        within = (n for n in _counts(FEWEST) if stats.nct.sf(t(confidence, n - 1), n - 1, effect * np.sqrt(n)) >= power)
+        count = next(within, None)
     return count, "" if count else f"more than {MOST_PATIENTS:,}"
 
 
@@ -344,31 +347,15 @@ def _counts(first: int) -> Iterable[int]:
         n += 1 if n < 500 else n // 100
 
 
-def _t_power(n: int, effect: float, confidence: float) -> float:
-    """Chance that Student's one-sided bound of n patients stays within the limit."""
-    return float(stats.nct.sf(stats.t.ppf(confidence, n - 1), n - 1, effect * np.sqrt(n)))
-
-
-def _fewest(limit: float, confidence: float, scans: int) -> int:
-    """Patients without any harm that show a share of at most ``limit``."""
-    if limit <= 0:
-        return MOST_PATIENTS
-    return next((n for n in _counts(1) if _most_harmed(n, limit, confidence, scans) >= 0), MOST_PATIENTS)
-
-
 def _most_harmed(n: int, limit: float, confidence: float, scans: int) -> int:
     """The most harmed patients of n with which the criterion still holds; -1 where it never does."""
 
-    def holds(harmed: int) -> bool:
+    def fails(harmed: int) -> bool:
         if scans == 1:
-            return clopper_pearson_upper(harmed, n, confidence) <= limit
-        return harmed / n < limit and float(hoeffding_bentkus(harmed / n, n, limit)) <= 1 - confidence
+            return clopper_pearson_upper(harmed, n, confidence) > limit
+        return harmed / n >= limit or float(hoeffding_bentkus(harmed / n, n, limit)) > 1 - confidence
 
-    low, high = -1, n
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if holds(middle) else (low, middle - 1)
-    return low
+    return bisect_left(range(n + 1), True, key=fails) - 1
 
 
 def _share_patients(limit: float, expected: float, confidence: float, power: float, scans: int) -> int | None:
@@ -395,20 +382,10 @@ class Seal:
     notes: tuple[str, ...] = ()
     compared_before: bool = False  # the new masks, before the plan was sealed
 
-    def as_dict(self) -> dict[str, Any]:
-        """Plain JSON types."""
-        return {**vars(self), "notes": list(self.notes)}
-
 
 def log_of(plan: Path) -> Path:
     """The log of a plan: plan.log.jsonl beside plan.toml."""
     return plan.with_suffix(".log.jsonl")
-
-
-def listing_sha256(files: Iterable[Path | None]) -> str:
-    """Hash the names and sizes of the files of a folder, which is not opened."""
-    there = [path for path in files if path is not None]
-    return json_sha256(sorted((path.name, path.stat().st_size if path.is_file() else -1) for path in there))
 
 
 def seal_plan(plan: ChangePlan, new: Sequence[Path | None], *, compared_before: bool = False) -> Seal:
@@ -425,7 +402,8 @@ def seal_plan(plan: ChangePlan, new: Sequence[Path | None], *, compared_before: 
     chain = Chain(log_of(plan.path))
     lines = chain.lines()
     notes = [f"the log of the plan was edited ({problem})" for problem in chain.problems[:1]]
-    listing = listing_sha256(new)
+    files = [path for path in new if path is not None]  # they are not opened
+    listing = json_sha256(sorted((path.name, path.stat().st_size if path.is_file() else -1) for path in files))
     first_look = next(
         (at for at, line in enumerate(lines) if line.get("event") == OPENED and line.get("new") == listing), None
     )

@@ -47,7 +47,7 @@ def provenance_tables(study: Study) -> Iterator[Table]:
     """Tables of the page: the sources, and the exposure ledger. results.json has everything about the sources."""
     cells = [{"name": name, "value": value} for name, value in _summary(study).items()]
     yield show("sources", "Sources", cells, "name value", caption="Ids are sha256 digests, shortened.")
-    yield ledger_table(study)
+    yield _ledger_table(study)
 
 
 def _summary(study: Study) -> dict[str, Cell]:
@@ -66,7 +66,7 @@ def _summary(study: Study) -> dict[str, Cell]:
     }
 
 
-def ledger_table(study: Study) -> Table:
+def _ledger_table(study: Study) -> Table:
     """Choices that were made while evaluation labels could be seen (F12); repeated readings are counted."""
     heads = {key: Column(key, title, text=True) for key, title in _LEDGER.items()}
     rows: dict[tuple[str, str], dict[str, Cell]] = {}

@@ -18,22 +18,22 @@ from casewise.core.seeds import RESAMPLING_SEED
 from casewise.data.folders import CaseFiles, list_cases
 from casewise.data.splits import check_disjoint, clusters_of
 from casewise.judge.calibration.calibrate import calibrate, coordinate_values
+from casewise.judge.calibration.cuts import CONVENTIONS
 from casewise.judge.certificates.certificate import Certificate
 from casewise.judge.controllers import CONTROLLERS
 from casewise.judge.controllers.metadata import Metadata, metadata_of
 from casewise.judge.decide import CONSENSUS_NAMES, deployed_mask
 from casewise.judge.ledger import unlock
-from casewise.judge.outcomes import deployed, deployed_rows, outcomes
+from casewise.judge.outcomes import deployed, deployed_rows, outcomes, scoring_options
 from casewise.judge.policy import controller_of, judge_of, ready_policy
 from casewise.measure.measures import Measure
 from casewise.measure.metrics import METRICS, Metric
 from casewise.render.mask_pictures import Classes, Edits, edits
 from casewise.replay import replay
-from casewise.study.assignment import DRIVING, MEDICAL, arms_of, selector_scores
+from casewise.study.assignment import arms_of, selector_scores
 from casewise.study.trajectories import least_harm
 
 DEPLOYED_M0 = "deployed M0"  # the method of a policy that keeps M0 everywhere
-PERCENTILES = {"medical": MEDICAL, "driving": DRIVING}
 
 Frames = Mapping[str, pd.DataFrame]
 Progress = Callable[[str], None]
@@ -185,7 +185,7 @@ class Study:
     @property
     def measure(self) -> dict[str, Any]:
         """Options of the measurement of regions."""
-        return measure_options(self.evaluation)
+        return region_options(self.evaluation)
 
     @property
     def ours(self) -> str:
@@ -289,7 +289,7 @@ class Study:
     @property
     def percentiles(self) -> tuple[float, float]:
         """The convention that the policy's cut-points were fitted with."""
-        return PERCENTILES[str(self.policy.preflight.get("convention", "medical"))]
+        return CONVENTIONS[str(self.policy.preflight.get("convention", "medical"))]
 
     @property
     def calibration_size(self) -> int:
@@ -310,11 +310,10 @@ def unlocked(evaluation: Archive, policy: Policy) -> Archive:
     return together.ladder(evaluation.ladder_name or next(iter(policy.ladders)))
 
 
-def measure_options(archive: Archive) -> dict[str, Any]:
+def region_options(archive: Archive) -> dict[str, Any]:
     """Options of the measurement of regions, as the archive was recorded."""
-    made = archive.configuration
-    foreground = bool(made.get("foreground", True))
-    return {"min_area": int(made.get("min_area", 16)), "foreground": foreground, "ignore": made.get("ignore")}
+    options = scoring_options(archive)
+    return {name: options[name] for name in ("min_area", "foreground", "ignore")}
 
 
 def once(make: Callable[[Study], Found]) -> Callable[[Study], Found]:

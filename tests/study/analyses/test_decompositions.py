@@ -9,6 +9,7 @@ from worlds.identities import audit
 
 from casewise.archive.layout import Entry
 from casewise.core.errors import DegenerateStatistic
+from casewise.measure.signals.risk import RiskStatistics
 from casewise.study.analyses.cost import cost, firing, measured_costs, signal_costs, step_seconds
 from casewise.study.analyses.cut_points import depth_dispersion
 from casewise.study.analyses.deployed_methods import MethodPair, bucket_decomposition, intervals, method_table
@@ -101,7 +102,7 @@ def test_a_rollback_wastes_its_probe(methods, router):
 
 
 def test_risk_has_the_floor_of_a_case_that_did_not_change(outcomes):
-    row = firing(outcomes, mean_regions=0.70, sd_regions=0.781, mean_delta=0.00028, sd_delta=0.00020).table.iloc[0]
+    row = firing(outcomes, RiskStatistics(0.70, 0.781, 0.00028, 0.00020)).table.iloc[0]
     assert row["floor"] == pytest.approx(-1.148, abs=0.001)
     assert row["lowest"] >= row["floor"]
     assert row["rows"] == 240
@@ -109,7 +110,7 @@ def test_risk_has_the_floor_of_a_case_that_did_not_change(outcomes):
 
 def test_no_spread_is_refused(outcomes):
     with pytest.raises(DegenerateStatistic, match="need a deviation"):
-        firing(outcomes, mean_regions=0, sd_regions=0, mean_delta=0, sd_delta=1)
+        firing(outcomes, RiskStatistics(0, 0, 0, 1))
 
 
 def test_unmeasured_time_is_said_not_zero():

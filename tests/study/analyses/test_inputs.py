@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from casewise.core.errors import BadInput, Mismatch
-from casewise.render.mask_pictures import WORSE, SliceView, edits, painted, photographed
+from casewise.render.mask_pictures import WORSE, SliceView, as_rgb, edits, fitted, painted
 from casewise.study.analyses import ANALYSES
 from casewise.study.analyses.qualitative import input_plane
 from casewise.study.study import Extras, images_of
@@ -101,7 +101,7 @@ def test_what_cannot_be_shown_is_explained(tmp_path):
 def test_the_image_is_cropped_as_the_masks_are():
     plane = np.zeros((40, 40), np.uint8)
     plane[10, 20] = 255
-    shown = photographed(plane, SliceView(None, slice(10, 20), slice(20, 30)), side=10)
+    shown = as_rgb(fitted(plane[10:20, 20:30], 10))
     assert shown.shape == (10, 10, 3)
     assert shown[0, 0].tolist() == [255, 255, 255]
     assert shown.sum() == 3 * 255

@@ -7,9 +7,10 @@ import pytest
 
 from casewise.core.errors import TooFewCases
 from casewise.judge.calibration.calibrate import calibrate
+from casewise.judge.calibration.cuts import CONVENTIONS
 from casewise.study.analyses import ANALYSES
 from casewise.study.analyses.cut_points import calibration_sensitivity, cut_stability, stability_of
-from casewise.study.assignment import DRIVING, MEDICAL, buckets_at
+from casewise.study.assignment import buckets_at
 from casewise.study.study import Study
 
 
@@ -60,7 +61,7 @@ def test_a_subsample_larger_than_the_pool_is_refused(values, arms, methods):
 def test_the_two_percentile_conventions_are_told_apart():
     pool = np.arange(100.0)
     medical, driving = (
-        cut_stability(pool, pool, percentiles=p, resamples=10).table["estimate"] for p in (MEDICAL, DRIVING)
+        cut_stability(pool, pool, percentiles=p, resamples=10).table["estimate"] for p in CONVENTIONS.values()
     )
     assert medical.tolist() == pytest.approx(np.percentile(pool, [33.33, 66.67]).tolist())
     assert driving.tolist() == pytest.approx(np.percentile(pool, [33, 66]).tolist())

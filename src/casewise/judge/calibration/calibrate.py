@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -40,6 +40,7 @@ from casewise.judge.policy import (
     controller_of,
     design_of,
     fitted_on,
+    with_cuts,
 )
 from casewise.measure.signals import SIGNALS
 from casewise.measure.signals.risk import RiskStatistics
@@ -190,7 +191,7 @@ def calibrate(
     if kind.is_router:
         found["degenerate"] = found["degenerate"] or not all(row["cases"] for row in found["buckets"].values())
     if guarded and found["retained"]["hurt_p"] <= EVIDENT:
-        policy, found["guard"] = _closed(policy), "closed"
+        policy, found["guard"] = with_cuts(policy, cut_low=-np.inf, cut_high=-np.inf), "closed"
         found["quota"] = {"low": 0, "mid": 0, "hard": sum(found["quota"].values())}
     found["concerns"] = concerns(found)
     if flag_below is not None:
@@ -233,7 +234,7 @@ def _appearance(holdout: Archive, agreements: Mapping[str, float | None] = Mappi
     entries = holdout.entries.values()
     looks = [Appearance(e.id, e.appearance, e.cluster).with_agreement(agreements.get(e.id)) for e in entries]
     known = all(e.appearance for e in entries) and len({one.patient for one in looks}) > 1
-    return known_appearance(looks).as_plain() if known else {}
+    return asdict(known_appearance(looks)) if known else {}
 
 
 def calibration_id(archive: Archive) -> str:
@@ -356,13 +357,6 @@ def _settled(first: pd.DataFrame, options: Mapping[str, Any], convention: str) -
         if low == high or uneven > max(UNEVEN, 1 / len(values)) + 1e-9:
             settled["coordinate"] = options["fallback"]
     return settled
-
-
-def _closed(policy: Policy) -> Policy:
-    """Return the policy with cut-points at minus infinity, so that every case rolls back."""
-    shut = {"cut_low": -np.inf, "cut_high": -np.inf}
-    groups = {name: {**own, **shut} for name, own in policy.groups.items()}
-    return replace(policy, options={**policy.options, **shut}, groups=groups)
 
 
 def coordinate_values(first: pd.DataFrame, coordinate: str, options: Mapping[str, Any] | None = None) -> Floats:

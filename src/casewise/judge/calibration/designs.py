@@ -499,18 +499,16 @@ def answer(one: Known, controller: Controller) -> Deployed:
 
 
 def _worth(one: Known, verdict: Verdict) -> Deployed:
-    gated = verdict.action is Action.GATE
+    gated, pieces = verdict.action is Action.GATE, tuple(verdict.accepted or ())
     candidates = candidate_signals(one.seen)
     metric = one.metric[verdict.state]
     if gated:
         edit = one.edits[verdict.state]
         accepted = np.zeros(len(edit.features), bool)
-        accepted[list(verdict.accepted or ())] = True
+        accepted[list(pieces)] = True
         metric = edit.metric_of(accepted)
     signals = {name: deployed_signal(candidates, verdict.state, name, gated=gated) for name in QUALITY_SIGNALS}
-    accepted_pieces = tuple(verdict.accepted or ())
-    state = str(verdict.state)
-    return Deployed(one.case_id, one.cluster, state, gated, one.source, metric, signals, accepted_pieces)
+    return Deployed(one.case_id, one.cluster, str(verdict.state), gated, one.source, metric, signals, pieces)
 
 
 def folds(clusters: Sequence[str]) -> list[tuple[list[int], list[int]]]:

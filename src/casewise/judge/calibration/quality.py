@@ -285,20 +285,24 @@ def _without(found: Taken, rest: Any, fit: QualityFit, every: Every | None) -> Q
     return quality_of([found[i] for i in np.flatnonzero(rest).tolist()], level=level, every=part).quality
 
 
+def caught_sentence(quality: Mapping[str, Any]) -> str:
+    """Say how many poor calibration cases were flagged."""
+    if not quality.get("poor", 0):
+        return "no labelled mask is poor, so it is unknown whether poor ones will be flagged"
+    return (
+        f"poor masks seen: {quality['poor']}, of which {quality['poor_flagged']} were flagged; the share of "
+        f"future poor masks that will be flagged is not promised"
+    )
+
+
 def flag_sentences(found: Mapping[str, Any]) -> list[str]:
     """Return how many calibration cases are flagged, as lines for a terminal; none without flags."""
     if "quality" not in found:
         return []
     quality = found["quality"]
-    caught = (
-        f"poor cases seen: {quality['poor']}, of which {quality['poor_flagged']} were flagged; the share of "
-        f"future poor cases that will be flagged is not promised"
-        if quality["poor"]
-        else "no labelled case is poor, so it is unknown whether poor cases will be flagged"
-    )
     return [
         f"flags: {quality['flagged']} of {quality['cases']} calibration cases, each by a fit without its {UNIT[0]}; "
-        f"{caught}",
+        f"{caught_sentence(quality)}",
         f"the lower bound holds for {quality['quality']['level']:.0%} of all cases of new {UNIT[1]} (from "
         f"{quality['clusters']}); among cases that are not flagged it may fail more often",
     ]

@@ -38,7 +38,6 @@ def certify(
     delta: float = 0.1,
     method: str = "crc",
     margin: float = 0.0,
-    p_value: str = "auto",
     low_mid: str = "envelope",
     within: str = "mean",
     population: str = "all",
@@ -61,7 +60,6 @@ def certify(
         delta: Chance that the promise may fail, with method ``ltt``.
         method: ``crc`` (in expectation), ``ltt`` (with probability 1 - delta) or, for a region gate, ``envelope``.
         margin: Loss ``harmed``: a case is harmed where it loses more of the metric than this.
-        p_value: With ``ltt``: ``auto``, ``betting``, ``hoeffding-bentkus`` or ``binomial``.
         low_mid: ``envelope``, or ``fixed`` if the low/mid cut comes from other cases.
         within: Cases of one patient or sequence count by their ``mean`` or their ``max``.
         population: Region gate: ``all`` cases, or only ``scored`` ones.
@@ -104,7 +102,7 @@ def certify(
         )  # fmt: skip
         return Certified(*found)
     each = levels if len(levels) == len(losses) else levels * len(losses)
-    asked = Promise(losses, each, delta if method == "ltt" else None, p_value, within, low_mid, margin)
+    asked = Promise(losses, each, delta if method == "ltt" else None, within, low_mid, margin)
     if among_kept is not None:
         return Certified(*certify_kept(calibration, chosen, asked, as_archive(among_kept, read), force=force))
     if named == ["default"] and chosen.binding is None and has_consensus(calibration, consensus):

@@ -70,15 +70,14 @@ def certify_designs(
     each = [router_evidence(archive, one, margin=asked.margin, together=None if halved else names) for one in policies]
     designs = [DesignEvidence(*pair) for pair in zip(policies, each, strict=True)]
     said = noted(archive, policies[0], {"method": "designs", "designs": digests, **asdict(asked)}, force=force)
-    kind = "betting" if asked.p_value == "auto" else asked.p_value
-    found = best_certified(designs, asked, kind)
+    found = best_certified(designs, asked, "betting")
     best, cut, p = (designs[0], None, None) if found is None else found
-    where = limits(asked, len(set(best.evidence.clusters)), kind, asked.delta / len(designs))
+    where = limits(asked, len(set(best.evidence.clusters)), "betting", asked.delta / len(designs))
     certificate, certified = issued(
         archive, best.policy, asked, best.evidence, cut, p, where, (), said, designs=len(designs), halved=halved
     )
     advice = certificate.advice + ("" if found is None else f" Of {', '.join(names)} it is {best.policy.name!r}.")
-    details = {"family_wise": "chains", "designs": names, "p_value": kind}
+    details = {"family_wise": "chains", "designs": names, "p_value": "betting"}
     return replace(certificate, details=details, advice=advice), certified
 
 

@@ -36,7 +36,6 @@ class Promise:
     losses: tuple[str, ...] = ("ha",)
     alphas: tuple[float, ...] = (0.1,)
     delta: float | None = None  # None: in expectation (CRC)
-    p_value: str = "auto"
     within: str = "mean"  # how the cases of one patient are joined
     low_mid: str = "envelope"  # or "fixed": the low/mid cut comes from other cases
     margin: float = 0.0  # a case is harmed where its metric falls by more than this
@@ -213,9 +212,7 @@ def curve(table: LossTable, scores: Floats) -> tuple[dict[str, float], ...]:
 
 
 def chosen_p_value(asked: Promise, evidence: Evidence) -> str:
-    """Return the kind of p-value; 'auto' is binomial if units lose 0 or 1 by construction, else betting."""
-    if asked.p_value != "auto":
-        return asked.p_value
+    """Return the kind of p-value: binomial if units lose 0 or 1 by construction, else betting."""
     alone = len(set(evidence.clusters)) == len(evidence.ids) or asked.within == "max"
     return "binomial" if asked.losses == ("harmed",) and alone else "betting"
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -16,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from casewise.archive.store import Archive
 from casewise.core.durable import text_sha256
 from casewise.core.errors import BadInput, Overlap, Refused, TooFewCases
-from casewise.core.records import Controller, Decision, Policy
+from casewise.core.records import Decision, Policy
 from casewise.core.text import UNIT, pluralize
 from casewise.judge import policy as policies
 from casewise.judge.controllers.metadata import metadata_of
@@ -148,9 +147,11 @@ def router_evidence(
             "certify on other labelled cases or calibrate with coordinate 'delta' or 'regions'"
         )
     ids, costs = _labelled(archive), outcomes(archive).set_index(["case", "step", "shrink"])
+    plain = replace(policy, groups={})
+    kept = [policies.with_cuts(plain, cut_low=cut, cut_high=np.inf) for cut in (np.inf, -np.inf)]  # all low, all mid
+    kept.append(policies.with_cuts(policy, cut_high=np.inf))  # its own low/mid cuts
     low, mid, own = (
-        [replay_case(archive, router, case) for case in ids]
-        for router in (_forced(policy, np.inf), _forced(policy, -np.inf), _never_rolling_back(policy))
+        [replay_case(archive, router, case) for case in ids] for router in map(policies.controller_of, kept)
     )
     return Evidence(
         ids,
@@ -271,18 +272,6 @@ def _row_losses(rows: pd.DataFrame, change: Floats, margin: float) -> dict[str, 
         "worse-voxels": rows["worse_voxels"].to_numpy(float),
         "gain": change,
     }
-
-
-def _forced(policy: Policy, cut_low: float) -> Controller:
-    """The router that keeps every case, all as low (cut at infinity) or all as mid (cut at minus infinity)."""
-    options: dict[str, Any] = {**policy.options, "cut_low": cut_low, "cut_high": np.inf}
-    return policies.controller_of(replace(policy, options=options, groups={}))
-
-
-def _never_rolling_back(policy: Policy) -> Controller:
-    """The router with its own low/mid cuts that keeps every case."""
-    groups = {name: {**more, "cut_high": np.inf} for name, more in policy.groups.items()}
-    return policies.controller_of(replace(policy, options={**policy.options, "cut_high": np.inf}, groups=groups))
 
 
 def _value(decision: Decision) -> float:

@@ -109,7 +109,9 @@ def betting(losses: ArrayLike, alpha: float, *, delta: float = 0.1, orders: int 
     table = check_losses(losses)
     if orders == 1:
         return _inverse(betting_process(table, alpha, delta).max(axis=0))
-    shuffled = np.stack([table[row] for row in _orders(len(table), orders)], axis=1)  # (unit, order, column)
+    shuffle = np.random.default_rng(RESAMPLING_SEED)
+    others = (table[shuffle.permutation(len(table))] for _ in range(orders - 1))
+    shuffled = np.stack([table, *others], axis=1)  # (unit, order, column)
     return _inverse(betting_process(shuffled, alpha, delta)[-1].mean(axis=0))
 
 
@@ -152,11 +154,6 @@ def loss_sum_bound(total: float, n: int, confidence: float, *, binary: bool) -> 
         refuted = 0 < middle < 1 and float(hoeffding_bentkus(total / n, n, middle)) <= 1 - confidence
         low, high = (low, middle) if refuted else (middle, high)
     return high
-
-
-def _orders(n: int, orders: int) -> list[NDArray[np.intp]]:
-    shuffle = np.random.default_rng(RESAMPLING_SEED)
-    return [np.arange(n), *(shuffle.permutation(n) for _ in range(orders - 1))]
 
 
 def _inverse(wealth: Floats) -> Floats:

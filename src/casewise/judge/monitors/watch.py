@@ -23,7 +23,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from casewise.archive.store import Archive
-from casewise.core.durable import file_lock, write_json
+from casewise.core.durable import file_lock, file_stamp, write_json
 from casewise.core.errors import BadInput, CasewiseError, Mismatch, Refused
 from casewise.core.json_records import from_plain, read_json
 from casewise.core.records import Decision, Policy
@@ -293,13 +293,13 @@ class Watching:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._known = (_stamp(path), read_watch(path))
+        self._known = (file_stamp(path), read_watch(path))
         self._own = self._known[1].calibration_id
 
     @property
     def state(self) -> Watch:
         """Current content of the file; its last content if it is missing or damaged."""
-        stamp = _stamp(self.path)
+        stamp = file_stamp(self.path)
         if stamp != self._known[0]:
             with suppress(CasewiseError, OSError):
                 self._known = (stamp, read_watch(self.path))
@@ -325,13 +325,4 @@ class Watching:
             after = before.decision(decision.case_id, numbers_of(decision), decision.cluster)
             if after is not before:
                 write_watch(self.path, after)
-                self._known = (_stamp(self.path), after)
-
-
-def _stamp(path: Path) -> tuple[int, int, int] | None:
-    """Return a stamp that changes if a file is replaced or edited; None if there is no file."""
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_ino, found.st_mtime_ns, found.st_size
+                self._known = (file_stamp(self.path), after)

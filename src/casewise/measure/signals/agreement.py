@@ -53,7 +53,10 @@ class Candidates:
     @cached_property
     def dice(self) -> Floats:
         """Mean over the classes that either of a pair holds; 1 where both hold none."""
-        return _mean_of_known(list(self.dice_by_class.values()), (len(self.labels),) * 2, empty=1.0)
+        total = known = np.zeros((len(self.labels),) * 2)
+        for table in self.dice_by_class.values():
+            total, known = total + np.nan_to_num(table), known + np.isfinite(table)
+        return np.asarray(np.divide(total, known, out=np.ones_like(total), where=known > 0))
 
     @cached_property
     def drawn(self) -> Floats:
@@ -228,15 +231,6 @@ def mean_agreement(table: NDArray[Any]) -> Floats:
 def _share(part: Floats, whole: Floats) -> Floats:
     """part / whole, NaN where the whole is 0."""
     return np.asarray(np.divide(part, whole, out=np.full_like(part, np.nan), where=whole > 0))
-
-
-def _mean_of_known(tables: list[Floats], shape: tuple[int, ...], *, empty: float) -> Floats:
-    """The mean of the tables without NaN; ``empty`` where all of them are NaN."""
-    total, known = np.zeros(shape), np.zeros(shape)
-    for table in tables:
-        total += np.nan_to_num(table)
-        known += np.isfinite(table)
-    return np.asarray(np.divide(total, known, out=np.full(shape, empty), where=known > 0))
 
 
 def _or_none(value: float) -> float | None:

@@ -180,14 +180,9 @@ def _together(part: pd.DataFrame, names: Sequence[str], resamples: int, seed: in
             continue
         found = interval_of(rho, drawn[:, at], n=sizes["n"], clusters=amount)
         fields = {field: getattr(found, field) for field in ("low", "high", "clusters", "skipped")}
-        against = _expected_sign(name) * rho < 0
+        against = rho > 0 if name in SIGNALS and not SIGNALS[name].higher_is_riskier else rho < 0  # (C12)
         records[name] = {**record, **fields, "p_shuffled": float(shuffled[at]), "against": against}
     return records
-
-
-def _expected_sign(signal: str) -> int:
-    """+1 if higher means riskier, -1 for MSP and similar signals (C12)."""
-    return -1 if signal in SIGNALS and not SIGNALS[signal].higher_is_riskier else 1
 
 
 def _why_undefined(signal: NDArray[np.float64], harm: NDArray[np.float64]) -> str:

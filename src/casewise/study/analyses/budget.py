@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from casewise.archive.layout import cached_table
 from casewise.archive.store import Archive
 from casewise.core.formats import json_text
-from casewise.core.records import Controller, State
+from casewise.core.records import State
 from casewise.core.seeds import RESAMPLING_SEED
 from casewise.judge.calibration.calibrate import calibrate
 from casewise.judge.calibration.fixed_budget import cheapest
@@ -359,9 +359,10 @@ def learning_rates_section(study: Study) -> Section:
     arms: dict[float, tuple[pd.DataFrame, ...]] = {}
     rules = set()
     for rate, (archive, holdout) in sorted(study.extras.sweep.items()):
-        frame, rule = outcomes(archive), _stop_of(archive, holdout)
+        # tau-stop refitted at this rate if there is a holdout, else the parameter-free rule
+        rule = StopRule(archive.steps) if holdout is None else controller_of(calibrate(holdout, TauStop.name))
         rules.add(rule.name)
-        arms[rate] = tuple(deployed(frame, replay(archive, one)) for one in (rule, FixedK(archive.steps)))
+        arms[rate] = tuple(deployed(outcomes(archive), replay(archive, one)) for one in (rule, FixedK(archive.steps)))
     found = learning_rate_sweep(arms)
     cells: list[dict[str, Cell]] = [
         {
@@ -382,11 +383,6 @@ def learning_rates_section(study: Study) -> Section:
     caption = "τ-stop if a calibration archive was given for the rate (refitted there), else FragStop."
     made = show("learning-rates", "Stop rule over learning rates", cells, heads=heads, caption=caption, paper=paper)
     return Section("learning-rates", "Learning rates", "", (made,), (), (found,))
-
-
-def _stop_of(archive: Archive, holdout: Archive | None) -> Controller:
-    """tau-stop refitted at this rate if there is a holdout, else the parameter-free rule."""
-    return StopRule(archive.steps) if holdout is None else controller_of(calibrate(holdout, TauStop.name))
 
 
 def learning_rate_sweep(arms: Mapping[float, Sequence[pd.DataFrame]]) -> Finding:

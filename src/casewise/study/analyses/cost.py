@@ -9,13 +9,14 @@ import numpy as np
 import pandas as pd
 
 from casewise.archive.layout import Entry
-from casewise.core.errors import DegenerateStatistic
+from casewise.core.errors import CasewiseError
+from casewise.judge.calibration.cuts import first_step_statistics
 from casewise.measure.signals import FROM_MASKS, SIGNALS
 from casewise.measure.signals.risk import RiskStatistics
 from casewise.render.tables import DASH, Cell, Table, number
 from casewise.study.finding import Finding, Section, rows, show
 from casewise.study.study import Study
-from casewise.study.trajectories import adapted_rows, mean_or_nan, step_one
+from casewise.study.trajectories import adapted_rows, mean_or_nan
 
 
 def section(study: Study) -> Section:
@@ -30,13 +31,11 @@ def section(study: Study) -> Section:
     found = [spent, signals, *(() if clock.reason else (clock,))]
     missing = {"measured seconds of an update": clock.reason} if clock.reason else {}
     try:
-        first = {name: step_one(study.holdout, name).to_numpy(float) for name in ("regions", "delta")}
-        spread = {f"mean_{name}": float(values.mean()) for name, values in first.items()}
-        fired = firing(study.outcomes, **spread, **{f"sd_{name}": float(one.std()) for name, one in first.items()})
+        fired = firing(study.outcomes, first_step_statistics(study.holdout))
         caption = "Updates whose risk is above zero, by the mean and spread of the calibration cases after one update."
         tables.append(show("firing", "How often modulation would restrict an update", fired, caption=caption))
         found.append(fired)
-    except DegenerateStatistic as error:
+    except CasewiseError as error:
         missing["how often modulation would restrict an update"] = str(error)
     ours, full = spent.row(method=study.ours), spent.row(method=study.reference)
     lead = (
@@ -91,9 +90,7 @@ def cost(methods: Mapping[str, pd.DataFrame]) -> Finding:
     return Finding("cost", rows(records, "method n deployed executed wasted"), n, "M12, A12")
 
 
-def firing(
-    outcomes: pd.DataFrame, *, mean_regions: float, sd_regions: float, mean_delta: float, sd_delta: float
-) -> Finding:
+def firing(outcomes: pd.DataFrame, statistics: RiskStatistics) -> Finding:
     r"""Count the (case, step) rows with risk r > 0, where FragSubset restricts the update (M12, C6).
 
     .. math:: r_k = \tfrac12 \frac{n_k - \mu_n}{\sigma_n} + \tfrac12 \frac{\delta_k - \mu_\delta}{\sigma_\delta}
@@ -101,13 +98,12 @@ def firing(
 
     The bound on the right is reported as ``floor``; a value below it means other statistics (R1).
     """
-    statistics, frame = RiskStatistics(mean_regions, sd_regions, mean_delta, sd_delta), adapted_rows(outcomes)
+    frame = adapted_rows(outcomes)
     risk, n = statistics.risk(frame["regions"], frame["delta"]).astype(float), frame["case"].nunique()
     fired = risk > 0
     record = (n, len(risk), int(fired.sum()), fired.mean(), risk.min(), statistics.risk(0, 0))
     table = rows([record], "n rows fired share lowest floor")
-    made = {"mean_regions": mean_regions, "sd_regions": sd_regions, "mean_delta": mean_delta, "sd_delta": sd_delta}
-    return Finding("cost.firing", table, n, "M12, C6, R1", made)
+    return Finding("cost.firing", table, n, "M12, C6, R1", vars(statistics))
 
 
 def measured_costs(entries: Iterable[Entry]) -> dict[str, tuple[float, float, int]]:

@@ -11,7 +11,6 @@ import pandas as pd
 
 from casewise.archive.store import Archive
 from casewise.core.errors import CasewiseError
-from casewise.core.records import Policy
 from casewise.core.text import pluralize
 from casewise.judge.outcomes import outcomes
 from casewise.render.tables import DASH, NOT_RUN, Cell, Column, Estimate, Table, interval, number
@@ -338,18 +337,14 @@ def _others(study: Study) -> Iterator[Arm]:
         if holdout is None:
             yield Arm(name, shared, frame, None, _NO_HOLDOUT)
             continue
+        shrunk = all(any(state.shrink for state in one.states) for one in (shared, holdout))
+        more = [] if shrunk else ["mid bucket at its full depth: no shrunk state was recorded"]
         try:
-            policy, notes = recalibrated(study, shared, holdout)
-            yield Arm(name, shared, frame, Study.of(shared, holdout, policy, **study.bootstrap), notes=notes)
+            policy, notes = refitted(study, holdout, unshrunk=not shrunk)  # same actions, cut-points of its own holdout
+            routed = Study.of(shared, holdout, policy, **study.bootstrap)
+            yield Arm(name, shared, frame, routed, notes=(*notes, *more))
         except CasewiseError as error:
             yield Arm(name, shared, frame, None, str(error))
-
-
-def recalibrated(study: Study, archive: Archive, holdout: Archive) -> tuple[Policy, tuple[str, ...]]:
-    """The same actions with cut-points from the objective's own holdout; without shrink where none was recorded."""
-    unshrunk = not all(any(state.shrink for state in one.states) for one in (archive, holdout))
-    policy, notes = refitted(study, holdout, unshrunk=unshrunk)
-    return policy, (*notes, *(["mid bucket at its full depth: no shrunk state was recorded"] if unshrunk else []))
 
 
 def objectives(study: Study) -> tuple[tuple[Table, Table], Finding]:

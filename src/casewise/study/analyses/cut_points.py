@@ -17,12 +17,12 @@ from casewise.core.records import Policy
 from casewise.core.seeds import RESAMPLING_SEED
 from casewise.core.text import UNIT
 from casewise.judge.calibration.calibrate import calibrate
-from casewise.judge.calibration.cuts import resampled
+from casewise.judge.calibration.cuts import CONVENTIONS, resampled
 from casewise.judge.monitors.quota import BUCKETS, quota_drift, quota_of, quota_p
 from casewise.judge.policy import controller_of
 from casewise.render.tables import Cell, Column, Table, number
 from casewise.replay import replay
-from casewise.study.assignment import MEDICAL, RANKED, Arms, buckets_at
+from casewise.study.assignment import RANKED, Arms, buckets_at
 from casewise.study.finding import INTERVAL, Finding, Section, not_run, notes_of, rows, sentences, show
 from casewise.study.statistics.resample import RESAMPLES, cluster_numbers, draws
 from casewise.study.study import Study, once
@@ -146,8 +146,8 @@ def depth_dispersion(router: pd.DataFrame) -> Finding:
 
 
 def cut_stability(
-    calibration_values: ArrayLike, evaluation_values: ArrayLike, *, percentiles: tuple[float, float] = MEDICAL,
-    clusters: Sequence[Hashable] | None = None, resamples: int = RESAMPLES, seed: int = RESAMPLING_SEED,
+    calibration_values: ArrayLike, evaluation_values: ArrayLike, *, clusters: Sequence[Hashable] | None = None,
+    percentiles: tuple[float, float] = CONVENTIONS["medical"], resamples: int = RESAMPLES, seed: int = RESAMPLING_SEED,
 ) -> Finding:  # fmt: skip
     """Bootstrap intervals of both cut-points, and how many evaluation cases would change their bucket (F9).
 
@@ -285,7 +285,7 @@ def calibration_sensitivity(
     sizes: Sequence[int] = (5, 10, 15),
     draws: int = 500,
     seed: int = RESAMPLING_SEED,
-    percentiles: tuple[float, float] = MEDICAL,
+    percentiles: tuple[float, float] = CONVENTIONS["medical"],
     clusters: ArrayLike | None = None,
 ) -> Finding:
     """Refit the cut-points on subsamples of the calibration cases and replay the whole evaluation split (K1-K4).
@@ -295,7 +295,8 @@ def calibration_sensitivity(
     """
     pool = np.asarray(calibration_values, dtype=np.float64)
     fitted = tuple(np.percentile(pool, percentiles))
-    values = {name: _arm_values(arms, evaluation_values.index, name) for name in ("ha", "metric")}
+    by_case = [arms[name].set_index("case").reindex(evaluation_values.index) for name in RANKED]
+    values = {name: np.column_stack([arm[name].to_numpy(float) for arm in by_case]) for name in ("ha", "metric")}
     u, rng = evaluation_values.to_numpy(float), np.random.default_rng(seed)
     to_beat = mean_or_nan(reference["ha"])
     units = np.unique(np.arange(len(pool)) if clusters is None else np.asarray(clusters), return_inverse=True)[1]
@@ -309,10 +310,6 @@ def calibration_sensitivity(
         records.append(_refit_row(size, buckets_at(u, low, high), values, to_beat))
     made = {"draws": draws, "seed": seed, "percentiles": list(percentiles), "to_beat": to_beat, "cuts": list(fitted)}
     return Finding("sensitivity.calibration", pd.DataFrame(records), len(u), "K1-K4", made)
-
-
-def _arm_values(arms: Arms, cases: pd.Index, column: str) -> Floats:
-    return np.column_stack([arms[name].set_index("case")[column].reindex(cases).to_numpy(float) for name in RANKED])
 
 
 def _refit_row(size: int, buckets: NDArray[np.int64], values: Mapping[str, Floats], to_beat: float) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from casewise.render.ink import HARM, INK, MUTED, Picture, canvas, inked
 from casewise.render.tables import Cell, Column, Table, number
 from casewise.study.finding import Finding, Section, not_run, notes_of, rows, show
 from casewise.study.statistics.ranks import spearman, spearman_p
-from casewise.study.study import Study, measure_options, once
+from casewise.study.study import Study, once, region_options
 from casewise.study.trajectories import horizon, mean_or_nan, unshrunk
 
 ACCOUNTING_COLUMNS = "method bucket n ha ba ratio scored ha_within retained ha_retained coverage reason"
@@ -138,7 +138,7 @@ def sweep_outcomes(
     archive: Archive, *, min_areas: Sequence[int], connectivities: Sequence[Connectivity] = ("face",)
 ) -> pd.DataFrame:
     """HA, BA and region count of every labelled candidate under every setting."""
-    options = {**measure_options(archive), "min_area": 1}
+    options = {**region_options(archive), "min_area": 1}
     records = []
     for case, masks, label in _labelled_masks(archive):
         for (state, mask), kind in product(masks.items(), connectivities):
@@ -240,7 +240,7 @@ def region_features(archive: Archive) -> pd.DataFrame:
 
     compactness = area / boundary voxels squared; distance = between centroids, to the largest region, in voxels.
     """
-    options, records = measure_options(archive), []
+    options, records = region_options(archive), []
     for case, masks, label in _labelled_masks(archive):
         for row in harm(masks[SOURCE], masks[State(archive.steps)], label, **options).table:
             numbers = (float(row[source]) for source in FEATURES.values())

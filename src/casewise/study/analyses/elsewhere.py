@@ -267,7 +267,7 @@ def _slice(found: Regions) -> int | None:
 
 
 def _panels(archive: Archive, case: str, title: str, index: int | None, found: Regions) -> list[tuple[str, Any]]:
-    view = SliceView(index, slice(0, found.shape[-2]), slice(0, found.shape[-1]))
+    view = SliceView(index)
     edit: Any = None
     for voxels, color in ((found.voxels, _CHANGED), (found.voxels[found.kept[found.number]], WORSE)):
         plane = np.zeros(int(np.prod(found.shape)), np.uint8)

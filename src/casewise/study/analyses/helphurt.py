@@ -35,7 +35,9 @@ def section(study: Study) -> Section:
         tables.append(_table(study, "helphurt-by-group", title, groups, shown, "tab:supp-helphurt"))
     tables.append(replace(_table(study, "helphurt-all", "Every method", {"all cases": whole}, every), collapsed=True))
     if study.is_router:
-        weaker, helped = weaker_source(study.router), net_helped(_on_holdout(study))
+        decided = replay(study.calibration, study.controller)
+        known = deployed(study.holdout, decided, archive=study.calibration, controller=study.controller)
+        weaker, helped = weaker_source(study.router), net_helped(known)
         found += [weaker, helped]
         caption = (
             "Metric of M0 in rolled-back and in kept cases: low in rolled-back ones if the router finds "
@@ -49,12 +51,6 @@ def section(study: Study) -> Section:
         f"{int(after['hurt'])} are worse, {int(after['helped'])} better and {int(after['rolled_back'])} rolled back."
     )
     return Section("helphurt", "Helped and hurt", lead, tuple(tables), (), tuple(found), notes_of(*found))
-
-
-def _on_holdout(study: Study) -> pd.DataFrame:
-    """Effect of the policy on the calibration cases: a go or no-go before any deployment (M3)."""
-    holdout = study.calibration
-    return deployed(study.holdout, replay(holdout, study.controller), archive=holdout, controller=study.controller)
 
 
 def side(frame: pd.DataFrame) -> pd.Series:

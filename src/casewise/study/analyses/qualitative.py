@@ -16,13 +16,13 @@ from casewise.data.pictures import ENDINGS
 from casewise.judge.controllers.depth import TauStop
 from casewise.render.ink import Picture
 from casewise.render.mask_pictures import (
-    Edits,
     Pixels,
     SliceView,
+    as_rgb,
     draw_masks,
     edits,
+    fitted,
     painted,
-    photographed,
     view_of,
     windowed,
 )
@@ -97,17 +97,12 @@ def _slices(study: Study) -> Iterator[tuple[Any, ...]]:
         change = None if found is None else found.reference_edits
         if found is None or change is None or not (change.worse.any() or change.better.any()):
             continue
-        for index in _indices(change):
-            view = whole(found.label, index)
+        judged = change.worse | change.better
+        for index in [None] if judged.ndim == 2 else np.flatnonzero(judged.any(axis=(1, 2))).tolist():
+            view = SliceView(index)
             worse, better, area = (int(view.of(one).sum()) for one in (change.worse, change.better, change.changed))
             source, adapted = (metric_of(study, view, mask, found.label) for mask in (found.source, found.reference))
             yield found.case_id, index, worse / area, adapted - source, source, worse, better, area
-
-
-def _indices(change: Edits) -> list[int | None]:
-    if change.changed.ndim == 2:
-        return [None]
-    return [int(index) for index in np.flatnonzero((change.worse | change.better).any(axis=(1, 2)))]
 
 
 def _table(judged: pd.DataFrame) -> Table:
@@ -169,11 +164,11 @@ def mask_columns(study: Study, found: CaseMasks, view: SliceView, image: Pixels 
     Of driving scenes with their image: input | M0 | full horizon with boxes | τ-stop | others (fig:acdc-qual-supp).
     """
     if image is not None:
-        yield "input", photographed(image, view, side=SIDE)
+        yield "input", as_rgb(fitted(image[view.rows, view.columns], SIDE))
     driving = image is not None and not study.measure["foreground"]
     if not driving:
         yield "label", painted(found.label, view, side=SIDE, classes=study.classes)
-    value = number(metric_of(study, whole(found.label, view.index), found.source, found.label), 2)
+    value = number(metric_of(study, SliceView(view.index), found.source, found.label), 2)
     yield f"M0\n{study.metric} {value}", painted(found.source, view, side=SIDE, classes=study.classes)
     yield _judged(study, found, view, study.reference, found.source, found.reference, boxes=driving)
     if driving:
@@ -196,15 +191,10 @@ def _rivals(study: Study, found: CaseMasks, view: SliceView) -> Iterator[Titled]
 def _judged(
     study: Study, found: CaseMasks, view: SliceView, name: str, source: Mask, mask: Mask, *, boxes: bool = False
 ) -> Titled:
-    change, everything = edits(source, mask, found.label, measure=study.measure), whole(found.label, view.index)
+    change, everything = edits(source, mask, found.label, measure=study.measure), SliceView(view.index)
     value = number(metric_of(study, everything, mask, found.label), 2)
     words = f"{name}\n{study.metric} {value} · HA {change.ha_of(everything):.2f}"
     return words, painted(mask, view, change=change, side=SIDE, boxes=boxes, classes=study.classes)
-
-
-def whole(mask: Any, index: int | None) -> SliceView:
-    """A slice without cropping."""
-    return SliceView(index, slice(0, mask.shape[-2]), slice(0, mask.shape[-1]))
 
 
 def metric_of(study: Study, view: SliceView, mask: Any, label: Any) -> float:
