@@ -170,7 +170,6 @@ def bench(
     margin: float = 0.0,
     adaptation: Adaptation | None = None,
     out: str | Path | None = None,
-    name: str = "",
     engine: Engine | None = None,
     on_progress: OnProgress | None = None,
     on_warning: Callable[[str], None] | None = None,
@@ -203,7 +202,6 @@ def bench(
         adaptation: Options of the methods, such as ``Adaptation(steps=2)``.
         out: Folder for recordings, tables and the page. The same call resumes an interrupted run. Default: a temporary
             folder for the recordings; call ``save`` for the rest.
-        name: Title of the table. Default: the name of the model.
         engine: Where cases run. Default: this process.
         on_progress: Called with the name of a step, the parts that are done, and all parts.
         on_warning: Called with sentences about single cases.
@@ -244,7 +242,7 @@ def bench(
     decided, refused = decide_all(known, judged, policies, promise=promise)
     sha256 = seal(folder, decided, judged)
     result = {
-        "name": name or str(judged.ladder(judged.ladders[0]).configuration.get("model", "")),
+        "name": str(judged.ladder(judged.ladders[0]).configuration.get("model", "")),
         "metric": str(judged.ladder(judged.ladders[0]).configuration.get("metric", metric)),
         "split": how,
         "calibration": list(known.ids),

@@ -6,10 +6,15 @@ import numpy as np
 import pytest
 from torch import nn
 
-from casewise.adapt.episode import as_batch
+from casewise.adapt.proposers.live import prepare
 from casewise.core.errors import BadInput
+from casewise.core.records import Case
 
 FLAT, DEEP = nn.Sequential(nn.Conv2d(2, 1, 1)), nn.Sequential(nn.Conv3d(2, 1, 1))
+
+
+def as_batch(image, network):
+    return prepare(Case("a", image), network).inputs
 
 
 def test_a_volume_becomes_slices_for_a_flat_network():

@@ -109,7 +109,7 @@ def test_no_mask_of_anybody_else_is_removed(policy, tmp_path):
     masks = root / "m" / "masks"
     (masks / "h01.nii.gz").write_bytes(b"edited by a person")
     refused = taking(root, policy / "update.json")
-    assert "holds h01.nii.gz, which --take-over did not write or which changed since" in str(refused.exception)
+    assert "holds h01.nii.gz, which casewise did not write or which changed since" in str(refused.exception)
     assert (masks / "h01.nii.gz").read_bytes() == b"edited by a person"
     Chain(masks / "audit.jsonl").append("take-over-started", {"files": ["h01.nii.gz"]})  # of one that was killed
     assert taking(root, policy / "update.json").exit_code == 0

@@ -8,9 +8,8 @@ import torch
 from torch import nn
 
 import casewise
-from casewise.adapt.episode import as_batch
 from casewise.adapt.objectives import OBJECTIVES
-from casewise.adapt.proposers.live import run_episode
+from casewise.adapt.proposers.live import prepare, run_episode
 from casewise.archive.store import create_archive
 from casewise.core.records import Binding, Case, State
 from casewise.judge.controllers import CONTROLLERS
@@ -63,7 +62,7 @@ def recorded(tmp_path_factory):
     for case in cases:
         trajectory = run_episode(
             network,
-            as_batch(case.image, network),
+            prepare(case, network).inputs,
             OBJECTIVES.build("tent"),
             steps=STEPS,
             learning_rate=RATE,

@@ -41,7 +41,7 @@ class ShrinkingEdit:
 @pytest.fixture
 def registered(monkeypatch):
     """The one line."""
-    monkeypatch.setitem(CONTROLLERS._items, ShrinkingEdit.name, ShrinkingEdit)
+    monkeypatch.setitem(CONTROLLERS, ShrinkingEdit.name, ShrinkingEdit)
 
 
 def test_it_is_calibrated_by_name_and_its_policy_goes_through_a_file(registered, sources, tmp_path):

@@ -641,7 +641,7 @@ def test_designs_are_scored_by_the_metric_of_the_archive(tmp_path, monkeypatch):
     def accuracy(mask, label, *, ignore, spacing_mm):
         return float(np.mean(mask == label))
 
-    monkeypatch.setitem(METRICS._items, "accuracy", Metric("accuracy", accuracy))
+    monkeypatch.setitem(METRICS, "accuracy", Metric("accuracy", accuracy))
     for metric in ("accuracy", "miou"):
         made = views_archive(tmp_path / metric, cases=6, metric=metric)
         own = setting_of(made)

@@ -26,7 +26,7 @@ def test_a_registered_metric_scores_archives(monkeypatch, tmp_path):
         assert spacing_mm == (1.0, 1.0)
         return float(np.mean(mask == label))
 
-    monkeypatch.setitem(METRICS._items, "accuracy", Metric("accuracy", accuracy))
+    monkeypatch.setitem(METRICS, "accuracy", Metric("accuracy", accuracy))
     archive = synthetic_archive(tmp_path / "archive", cases=3, steps=2, metric="accuracy")
     frame = outcomes(archive).set_index(["case", "step"])
     mask, label = archive.mask("case-0001", archive.states[1]), archive.label("case-0001")

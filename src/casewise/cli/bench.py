@@ -56,7 +56,6 @@ def bench(
         None, help="Probability that the bound may fail; without it, the mean risk is bounded."
     ),
     margin: float = setting(0.0, help="With --loss harmed: a case is harmed if it loses more than this."),
-    name: str | None = setting(None, help="Title of the table. Default: name of the model."),
     as_json: bool = AS_JSON,
 ) -> None:
     """Compare methods and policies on your labelled data.
@@ -88,7 +87,7 @@ def bench(
             model, data, methods=propose or METHODS, policies=policy or DESIGNS,
             calibration=calibration, share=share, metric=metric,
             loss=None if loss == "none" else loss, alpha=alpha, delta=delta, margin=margin,
-            adaptation=adaptation, out=out, name=name or "", engine=where.chosen(), on_progress=progress,
+            adaptation=adaptation, out=out, engine=where.chosen(), on_progress=progress,
             on_warning=lambda note: typer.echo(f"casewise: {note}", err=True),
         )  # fmt: skip
     lines = [found.summary(), f"Wrote {out}: bench.html, result.json, tables/"]

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from casewise.cli.options import NnUNetStyle, grouped, setting
-from casewise.cli.printing import AS_JSON, answer
-from casewise.core.text import UNIT, pluralize
+from casewise.cli.printing import AS_JSON, NO_PATIENT, answer
+from casewise.core.text import pluralize
 
 if TYPE_CHECKING:
     from casewise.run.local import LocalEngine
@@ -122,11 +122,7 @@ def compare(
         for line in taken.get("lines", ()):
             typer.echo(line)
     if plan is not None and cases is None and not as_json:
-        typer.echo(
-            f"! no {UNIT[0]} is named, so every case counts as one patient; if patients have several scans, name "
-            f"them: --cases TABLE with the columns case and cluster",
-            err=True,
-        )
+        typer.echo(NO_PATIENT, err=True)
     raise typer.Exit(code)
 
 

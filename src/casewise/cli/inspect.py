@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from casewise.cli.options import NnUNetStyle, grouped, setting
+from casewise.cli.options import NnUNetStyle, grouped, named_values, setting
 from casewise.cli.printing import AS_JSON, answer
 from casewise.core.text import pluralize
 
@@ -91,7 +91,7 @@ def _inspect_images(
     from casewise.data.inspection import SAMPLE, inspect_cohort
     from casewise.data.splits import holdout, with_split
 
-    cohort = load_dataset(folder, dataset, **_options(option))
+    cohort = load_dataset(folder, dataset, **named_values(option))
     if split is not None or group is not None:
         cohort = cohort.select(split=split, group=group)
     if drawn is not None:
@@ -100,18 +100,6 @@ def _inspect_images(
     answer("\n".join(_lines(seen)), asdict(seen), as_json=as_json)
     if export is not None:
         _write(cohort, export)
-
-
-def _options(pairs: list[str]) -> dict[str, object]:
-    from casewise.core.errors import BadInput
-
-    options: dict[str, object] = {}
-    for pair in pairs:
-        name, equals, value = pair.partition("=")
-        if not equals:
-            raise BadInput(f"--option must be name=value, got {pair!r}")
-        options[name] = {"true": True, "false": False}.get(value.lower(), int(value) if value.isdigit() else value)
-    return options
 
 
 def _lines(seen: Inspection) -> list[str]:

@@ -16,6 +16,7 @@ import copy
 import functools
 import importlib
 import inspect
+import json
 import os
 import re
 from collections.abc import Callable, Collection, Mapping
@@ -521,3 +522,23 @@ def folds_of(text: str | None) -> tuple[int | str, ...] | None:
     if text is None:
         return None
     return tuple(int(word) if word.isdigit() else word for word in text.split())
+
+
+def named_values(options: list[str]) -> dict[str, Any]:
+    """Return the values of ``--option NAME=VALUE`` by name: JSON where the text is JSON, else the text.
+
+    >>> named_values(["step=2", "group=centre"])
+    {'step': 2, 'group': 'centre'}
+    """
+    from casewise.core.errors import BadInput
+
+    values: dict[str, Any] = {}
+    for text in options:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise BadInput(f"--option takes name=value, got {text!r}")
+        try:
+            values[name] = json.loads({"True": "true", "False": "false"}.get(value, value))
+        except ValueError:
+            values[name] = value
+    return values

@@ -15,6 +15,10 @@ from casewise.core.formats import json_text
 from casewise.core.text import pluralize
 
 AS_JSON = typer.Option(False, "--json", help="Print the answer as JSON.")
+NO_PATIENT = (
+    "! no patient is named, so every case counts as one patient; if patients have several scans, name "
+    "them: --cases TABLE with the columns case and cluster"
+)
 UNITS = {"learn": "update", "propose": "case", "read": "case", "compare": "design", "check": "fold"}
 RECENT = 5  # lines of progress that the remaining time is estimated from
 EVERY_S = 15.0  # between two lines of progress if the output is no terminal

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from casewise.cli.options import NnUNetStyle, grouped, setting
+from casewise.cli.options import NnUNetStyle, grouped, named_values, setting
 from casewise.cli.printing import AS_JSON, answer
 from casewise.core.formats import json_text
 from casewise.core.text import pluralize
@@ -66,7 +66,6 @@ def _check_place(out: Path | None) -> None:
 
 
 def _chosen(archive: Archive, name: str, option: list[str], own: str | None) -> Controller | Policy:
-    from casewise.core.errors import BadInput
     from casewise.judge.controllers import CONTROLLERS
     from casewise.judge.policy import controller_of, read_policy, ready_policy
 
@@ -74,17 +73,7 @@ def _chosen(archive: Archive, name: str, option: list[str], own: str | None) -> 
         return read_policy(name, typed=own)
     if ":" not in name:
         CONTROLLERS[name]
-    pairs = [text.partition("=") for text in option]
-    if any(not sign for _, sign, _ in pairs):
-        raise BadInput(f"--option takes name=value, got {' '.join(option)}")
-    return controller_of(ready_policy(name, archive.steps, {key: _value(text) for key, _, text in pairs}))
-
-
-def _value(text: str) -> object:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
+    return controller_of(ready_policy(name, archive.steps, named_values(option)))
 
 
 def _summary(decisions: list[Decision]) -> str:

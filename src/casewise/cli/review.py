@@ -9,7 +9,7 @@ from pathlib import Path
 import typer
 
 from casewise.cli.options import NnUNetStyle
-from casewise.cli.printing import AS_JSON, answer
+from casewise.cli.printing import AS_JSON, NO_PATIENT, answer
 from casewise.core.text import pluralize
 
 app = typer.Typer()
@@ -140,10 +140,7 @@ def qc(
         write_durably(out / "quality.json", f"{json_text(asdict(result.fit), indent=1)}\n".encode())
     sentences = list(result.sentences())
     if result.fit is not None and len(opinions) > 1 and cases is None and known is None:
-        sentences.append(
-            "! no patient is named, so every case counts as one patient; if patients have several scans, name "
-            "them: --cases TABLE with the columns case and cluster"
-        )
+        sentences.append(NO_PATIENT)
     found_cases = json.loads(result.cases.to_json(orient="records"))
     answer(
         "\n".join([*sentences, f"wrote {out / 'qc.csv'}"]),

@@ -9,15 +9,15 @@ import re
 import sys
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from casewise.core.errors import BadInput, UnknownName, UnsafeInput
 
 Item = TypeVar("Item")
 
 
-class Registry(Mapping[str, Item], Generic[Item]):
-    """A read-only dictionary of named objects of one kind; an unknown name raises an error that suggests a known one.
+class Registry(dict[str, Item]):
+    """A dictionary of named objects of one kind; an unknown name raises an error that suggests a known one.
 
     >>> fruit = Registry("fruit", {"apple": 1, "pear": 2})
     >>> fruit["aple"]
@@ -26,28 +26,13 @@ class Registry(Mapping[str, Item], Generic[Item]):
     """
 
     def __init__(self, kind: str, items: Mapping[str, Item]) -> None:
+        super().__init__(items)
         self.kind = kind
-        self._items = dict(items)
 
-    def __getitem__(self, name: str) -> Item:
-        if name in self._items:
-            return self._items[name]
-        close = difflib.get_close_matches(str(name), self._items, n=1, cutoff=0.5)
+    def __missing__(self, name: str) -> Item:
+        close = difflib.get_close_matches(str(name), self, n=1, cutoff=0.5)
         hint = f" Did you mean '{close[0]}'?" if close else ""
-        raise UnknownName(f"no {self.kind} is called '{name}'.{hint} Known: {', '.join(self._items)}")
-
-    def get(self, name: str, default: Any = None) -> Any:
-        """Return the item, or the default if the name is unknown."""
-        return self._items.get(name, default)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._items
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._items)
-
-    def __len__(self) -> int:
-        return len(self._items)
+        raise UnknownName(f"no {self.kind} is called '{name}'.{hint} Known: {', '.join(self)}")
 
     def build(self, name: str, /, *arguments: Any, **options: Any) -> Any:
         """Look a class up by name and build it; arguments and options are its own."""

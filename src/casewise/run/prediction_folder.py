@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -127,11 +127,16 @@ def check_replaceable(layout: Layout, case_ids: Iterable[str]) -> None:
     there = [case_id for case_id in case_ids if layout.mask(case_id).is_file()]
     begun = _begun(layout.audit) if there else frozenset()
     foreign = [layout.mask(case_id).name for case_id in there if case_id not in begun and not _is_own(layout, case_id)]
+    refuse_foreign(layout.out, foreign, ", or add --set overwrite=true to lose them")
+
+
+def refuse_foreign(out: Path, foreign: Sequence[str], remedy: str = "") -> None:
+    """Refuse to replace masks that casewise did not write or that were edited since, if there are any."""
     if foreign:
         more = f" and {len(foreign) - 3} more" if len(foreign) > 3 else ""
         raise Refused(
-            f"{layout.out} holds {', '.join(foreign[:3])}{more}, which casewise did not write or which changed since; "
-            "this run would replace them. Choose another folder with -o, or add --set overwrite=true to lose them"
+            f"{out} holds {', '.join(foreign[:3])}{more}, which casewise did not write or which changed since; "
+            f"this run would replace them. Choose another folder with -o{remedy}"
         )
 
 

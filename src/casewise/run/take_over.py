@@ -28,6 +28,7 @@ from casewise.judge.certificates.certificate import check_certificate, check_fea
 from casewise.judge.decide import Judge, decide
 from casewise.judge.policy import check_binding, check_go, judge_of, no_go
 from casewise.measure.signals.fragmentation import edit_signals
+from casewise.run.prediction_folder import refuse_foreign
 
 AUDIT, DECISIONS = "audit.jsonl", "decisions.jsonl"
 STARTED, FINISHED = "take-over-started", "take-over-finished"
@@ -121,13 +122,7 @@ def _check_replaceable(out: Path, files: Sequence[str]) -> None:
         elif line.get("event") == "taken-over":
             own[str(line.get("file"))] = line.get("sha256")
     there = [name for name in files if (out / name).is_file() and name not in begun]
-    foreign = [name for name in there if file_sha256(out / name) != own.get(name)]
-    if foreign:
-        more = f" and {len(foreign) - 3} more" if len(foreign) > 3 else ""
-        raise Refused(
-            f"{out} holds {', '.join(foreign[:3])}{more}, which --take-over did not write or which changed "
-            f"since; this run would replace them. Choose another folder with -o"
-        )
+    refuse_foreign(out, [name for name in there if file_sha256(out / name) != own.get(name)])
 
 
 def _checked(policy: Policy, model: str, method: str, certificate: Path | None) -> tuple[Judge, dict[str, Any]]:

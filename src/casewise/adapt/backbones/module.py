@@ -101,7 +101,7 @@ INTENSITIES: dict[str, Callable[[NDArray[Any]], NDArray[Any]]] = {
 Inferer = Callable[[nn.Module, Tensor], Tensor]
 """(network, inputs) -> logits of the whole image, for example by a sliding window."""
 
-_CONVOLUTIONS: dict[type[nn.Module], int] = {nn.Conv2d: 2, nn.Conv3d: 3}
+CONVOLUTIONS: dict[type[nn.Module], int] = {nn.Conv2d: 2, nn.Conv3d: 3}
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,9 +142,9 @@ class Module(FileBackbone):
         """Scale (channel, *space) and reshape it to (n, channel, *space)."""
         check_image(case, channels=self.expects.channels)
         scaled = INTENSITIES[self.intensity](np.asarray(case.image, np.float32))
-        image = torch.as_tensor(np.ascontiguousarray(scaled), dtype=torch.float32)
-        whole = self._batch(image).to(self.device)
+        whole = as_batch(scaled, self.dimensions).to(self.device)
         if self.window is not None and self.infer is not None:
+            image = torch.as_tensor(np.ascontiguousarray(scaled), dtype=torch.float32)
             inputs = patches(image, self.window).to(self.device)
             pipeline = logits_pipeline(self.network, whole, self.head, self._inferred)
             return Prepared(inputs, predict=lambda: self._whole_mask(whole), pipeline=pipeline)
@@ -154,13 +154,6 @@ class Module(FileBackbone):
     def _inferred(self, whole: Tensor) -> Tensor:
         assert self.infer is not None
         return self.infer(self.network, whole)
-
-    def _batch(self, image: Tensor) -> Tensor:
-        if image.ndim - 1 == self.dimensions:
-            return image[None]
-        if image.ndim - 1 == 3 and self.dimensions == 2:
-            return image.transpose(0, 1).contiguous()
-        raise BadInput(f"a {self.dimensions}-D network cannot take an image of shape {tuple(image.shape)}")
 
     def _logits(self, inputs: Tensor) -> Tensor:
         return at_resolution(logits_of(self.network(inputs), classes=self.classes), inputs.shape[2:])
@@ -210,11 +203,11 @@ def load_factory(spec: str, *, weights: Path | None, device: str, trust: bool) -
 
 def of_network(network: nn.Module, *, name: str = "module", **options: Any) -> Module:
     """Wrap a bare network: dimensions from its first convolution, classes from its last."""
-    found = [layer for layer in network.modules() if isinstance(layer, tuple(_CONVOLUTIONS))]
+    found = [layer for layer in network.modules() if isinstance(layer, tuple(CONVOLUTIONS))]
     if not found and not {"dimensions", "classes"} <= set(options):
         raise BadInput(f"{type(network).__name__} has no Conv2d or Conv3d; use Module(network, classes=, dimensions=)")
     if found:
-        options.setdefault("dimensions", _CONVOLUTIONS.get(type(found[0]), 2))
+        options.setdefault("dimensions", CONVOLUTIONS.get(type(found[0]), 2))
         options.setdefault("classes", int(found[-1].out_channels))  # type: ignore[arg-type]
         options.setdefault("expects", Expectation(channels=int(found[0].in_channels)))  # type: ignore[arg-type]
     return Module(network, name=name, **options)
@@ -226,6 +219,19 @@ def as_backbone(network: Backbone | nn.Module) -> Backbone:
         return network
     made = of_network(network, intensity="as-is")
     return replace(made, head="sigmoid") if made.classes == 1 else made
+
+
+def as_batch(image: NDArray[Any], dimensions: int) -> Tensor:
+    """(channel, *space) -> (n, channel, *space): a volume becomes slices where the network is 2-D."""
+    batch = torch.as_tensor(np.ascontiguousarray(image, dtype=np.float32))
+    if batch.ndim == dimensions + 1:
+        return batch[None]
+    if batch.ndim == 4 and dimensions == 2:
+        return batch.transpose(0, 1).contiguous()
+    raise BadInput(
+        f"a {dimensions}-D network needs an image (channel, {'slices, ' if dimensions == 3 else ''}rows, columns), "
+        f"got shape {tuple(batch.shape)}"
+    )
 
 
 def patches(volume: Tensor, patch_size: Sequence[int]) -> Tensor:

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from casewise.adapt.adaptation import Adaptation
 from casewise.adapt.backbones import Backbone, Prepared, logits_pipeline
-from casewise.adapt.backbones.module import as_backbone
-from casewise.adapt.episode import Episode, as_batch, as_inputs
+from casewise.adapt.backbones.module import CONVOLUTIONS, as_backbone, as_batch
+from casewise.adapt.episode import Episode, as_inputs
 from casewise.adapt.forward_episode import SharedSource
 from casewise.adapt.probes import PROBES
 from casewise.adapt.proposers import PreparedCase, States, proposer_of
@@ -27,7 +27,8 @@ from casewise.core.records import Case, Controller, Mask, Observation, State, Tr
 def prepare(case: Case, network: Backbone | nn.Module) -> Prepared:
     """Prepare a case through a backbone's own preprocessing, or as a batch for a bare module."""
     if isinstance(network, nn.Module):
-        return Prepared(as_batch(case.image, network))
+        found = (CONVOLUTIONS[type(layer)] for layer in network.modules() if type(layer) in CONVOLUTIONS)
+        return Prepared(as_batch(case.image, next(found, case.image.ndim - 1)))
     return network.prepare(case)
 
 
