@@ -50,7 +50,7 @@ OTHER: dict[str, Any] = {
     "foreground": False, "max_slices": 1, "modulation": "param-subset", "statistics": RiskStatistics(1, 1, 1, 1),
     "batch_statistics": "batch", "reset": "stream",
     "signals": ("drop",), "shrink": (State(1, 0.5),),
-    "keep_parameters": True, "keep_entropy": True, "consensus": "vote",
+    "keep_parameters": True, "consensus": "vote",
     "mirrored_views": True, "source_statistics": "statistics.npz", "tuned": "weights",
     "ensemble": True, "crossfit": True,
 }  # fmt: skip

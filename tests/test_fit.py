@@ -126,7 +126,7 @@ def test_a_deployment_remembers_its_measures(fitted, tmp_path):
 
 
 def test_a_second_fit_into_the_same_folder_is_refused_while_the_first_one_runs(tmp_path):
-    images, labels = hearts(4)
+    images, labels = hearts(5)
     with file_lock(tmp_path / "lock"), pytest.raises(Refused, match="another fit writes to"):
         casewise.fit(phantom_cardiac(), images, labels, out=tmp_path, views="light", learn=False, jobs=1)
 

@@ -5,12 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from scipy.special import softmax
 
 from casewise.adapt.consensus import (
     Mean,
-    balanced_entropy,
-    intent_weights,
     medoid,
     vote,
 )
@@ -43,11 +40,3 @@ def test_the_medoid_is_the_mask_that_the_others_agree_with_most():
     odd[0, 8:] = left[0, :4] = right[0, 1:5] = 1
     assert medoid([odd, left, right, np.maximum(left, right)]) == 3
     assert medoid([odd]) == 0
-
-
-def test_intents_weights_are_a_softmax_of_scaled_entropies():
-    entropies = [0.9, 0.1, 0.5]
-    np.testing.assert_allclose(intent_weights(entropies), softmax([0, 1, 0.5]))
-    np.testing.assert_allclose(intent_weights([0.3, 0.3]), [0.5, 0.5])
-    assert balanced_entropy(np.array([1.0, 0, 0, 0]), np.array([1, 0, 0, 0])) == 0.5
-    assert balanced_entropy(np.array([1.0, 0, 0, 0]), np.zeros(4, int)) == 0.25

@@ -15,7 +15,7 @@ from casewise.adapt.logits import entropy
 from casewise.adapt.objectives.eata import Eata
 from casewise.adapt.objectives.tent import Tent
 from casewise.adapt.parameters import select
-from casewise.adapt.proposers.live import run_episode
+from casewise.adapt.proposers.live import all_states, run_episode
 from casewise.adapt.snapshot import fingerprint
 from casewise.core.errors import BadInput, NotFinite
 from casewise.core.records import State
@@ -116,13 +116,15 @@ def test_the_gradient_norm_is_that_of_the_gradient_that_took_the_step(unet, slic
 
 @pytest.mark.parametrize("foreground", [True, False])
 def test_entropy_on_d_is_the_new_entropy_where_the_mask_changed(unet, slices, foreground):
-    made = run_episode(unet, slices, Tent(), steps=1, learning_rate=0.1, keep_entropy=True, foreground=foreground)
+    how = Adaptation(Tent(), steps=1, learning_rate=0.1, signals=("drop",), foreground=foreground)
+    with Episode(unet, slices, how) as episode:
+        made, entropies = all_states(episode), episode.record.entropies
     source, adapted = made.masks
     changed = (source > 0) != (adapted > 0) if foreground else source != adapted
     assert changed.any()
-    assert made.signals[1]["entropy_on_d"] == pytest.approx(made.entropies["entropy_1"][changed].mean(), rel=1e-6)
+    assert made.signals[1]["entropy_on_d"] == pytest.approx(entropies["entropy_1"][changed].mean(), rel=1e-6)
     assert made.signals[1]["area"] == changed.sum()
-    assert set(made.entropies) == {"entropy_0", "entropy_1"}
+    assert set(entropies) == {"entropy_0", "entropy_1"}
 
 
 def test_rates_and_what_made_it(unet, slices):
@@ -337,7 +339,6 @@ def test_extra_signals_by_name_and_by_function(unet, slices):
     assert 0 < made.signals[0]["confidence_of_first_voxel"] <= 1
     assert (made.signals[1]["one"], made.signals[1]["other"]) == (1.0, None)
     assert made.signals[0]["drop"] is None
-    assert made.entropies is None
 
 
 def test_extra_signals_do_not_change_the_steps(unet, slices):
@@ -354,10 +355,10 @@ def test_extra_signals_do_not_change_the_steps(unet, slices):
 def test_region_drops_are_those_of_the_gate(unet, slices):
     from casewise.measure.signals.risk import region_drops
 
-    made = run_episode(
-        unet, slices, Tent(), steps=2, learning_rate=0.1, signals=["drop"], keep_entropy=True, min_area=2
-    )
-    drop = made.entropies["entropy_0"].astype(float) - made.entropies["entropy_1"]
+    how = Adaptation(Tent(), steps=2, learning_rate=0.1, signals=("drop",), min_area=2)
+    with Episode(unet, slices, how) as episode:
+        made, entropies = all_states(episode), episode.record.entropies
+    drop = entropies["entropy_0"].astype(float) - entropies["entropy_1"]
     expected = region_drops(made.masks[0], made.masks[1], drop, min_area=2)
     assert len(expected) > 1
     assert {name: made.signals[1][name] for name in expected} == pytest.approx(expected, rel=1e-5)

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from casewise.adapt.adaptation import Adaptation
+from casewise.adapt.episode import Episode
 from casewise.adapt.objective import Objective
 from casewise.adapt.objectives import FORMS, OBJECTIVES, objective_of
 from casewise.adapt.objectives.eata import Eata, EataFisher
@@ -69,7 +71,8 @@ def test_eata_leaves_everything_where_it_is_when_no_slice_is_confident(unet, sli
 
 
 def test_eata_counts_the_slices_below_its_margin(unet, slices):
-    entropies = run_episode(unet, slices, Tent(), steps=0, keep_entropy=True).entropies["entropy_0"].mean((1, 2))
+    with Episode(unet, slices, Adaptation(Tent(), steps=0, signals=("drop",))) as episode:
+        entropies = episode.record.entropies["entropy_0"].mean((1, 2))
     below, above = sorted(float(value) for value in entropies)[1:3]
     margin = (below + above) / 2  # clear of both: micro-batches may round the last bit another way
     assert above - below > 1e-4

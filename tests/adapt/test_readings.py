@@ -9,14 +9,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from scipy import stats
 from torch import nn
 from worlds.readings import readings_of
 
 from casewise.adapt.adaptation import Adaptation
 from casewise.adapt.backbones import Expectation, Prepared, logits_pipeline
 from casewise.adapt.backbones.module import of_network
-from casewise.adapt.consensus import balanced_entropy, intent_weights
 from casewise.adapt.forward_episode import SharedSource
 from casewise.adapt.networks import phantom_cardiac
 from casewise.adapt.proposers import PreparedCase, members, named_proposal, proposer_of
@@ -68,7 +66,7 @@ def test_a_mirrored_reading_is_the_mirrored_prediction_of_the_mirror_image(backb
     assert ready.pipeline.whole.shape == pads.whole.shape
 
 
-@pytest.mark.parametrize("kind", ["mean", "vote", "medoid", "intent"])
+@pytest.mark.parametrize("kind", ["mean", "vote", "medoid"])
 def test_each_kind_of_consensus_is_what_it_says(backbone, case, kind):
     made = read(backbone, case, "mirror(x),gamma(1.4),blur", consensus=kind)
     masks, last = made.masks[:-1], made.masks[-1]
@@ -82,14 +80,6 @@ def test_each_kind_of_consensus_is_what_it_says(backbone, case, kind):
     mean = torch.stack(shares).mean(0)
     if kind == "mean":
         assert np.array_equal(last, mean.argmax(1).numpy())
-    elif kind == "intent":
-        entropies = [balanced_entropy(stats.entropy(one.numpy(), axis=1), one.argmax(1).numpy()) for one in shares]
-        weights = torch.tensor(intent_weights(entropies), dtype=torch.float32).view(-1, 1, 1, 1, 1)
-        weighted = (torch.stack(shares) * weights).sum(0)
-        best = weighted.sort(1).values
-        clear = (best[:, -1] - best[:, -2] > 0.01).numpy()  # probabilities are kept in 255ths
-        assert clear.mean() > 0.5
-        assert np.array_equal(last[clear], weighted.argmax(1).numpy()[clear])
     elif kind == "medoid":
         assert any(np.array_equal(last, mask) for mask in masks)
     else:
@@ -101,7 +91,7 @@ def test_each_kind_of_consensus_is_what_it_says(backbone, case, kind):
 def test_the_network_comes_back_bit_identical_in_the_mode_that_it_was_in(backbone, case):
     before = fingerprint(backbone.network)
     assert backbone.network.training
-    read(backbone, case, "mirror(x),statistics(0.4),random(2)")
+    read(backbone, case, "mirror(x),random(2)")
     assert fingerprint(backbone.network) == before
     assert all(module.training for module in backbone.network.modules())
     assert not any("forward" in module.__dict__ for module in backbone.network.modules())
@@ -168,28 +158,6 @@ def test_a_running_consensus_ends_where_the_plain_one_does(backbone, case):
     assert running.rungs == ("mirror(x)", "gamma(1.4)", "blur(0.7)")
     assert np.array_equal(running.masks[-1], plain.masks[-1])
     assert all(0 <= signals["settled"] <= 1 for signals in running.signals[1:])
-
-
-def test_statistics_mix_the_sources_with_the_images_own(backbone, case):
-    made = read(backbone, case, "statistics(0),statistics(1)")
-    assert np.array_equal(made.masks[1], made.masks[0])
-    ready = backbone.prepare(case)
-    backbone.network.train()
-    with torch.no_grad():
-        own = backbone.prepare(case).pipeline.whole
-        padded = nn.functional.pad(own, (0, -own.shape[-1] % 4, 0, -own.shape[-2] % 4))
-        before = fingerprint(backbone.network)
-        state = {k: v.clone() for k, v in backbone.network.state_dict().items()}
-        expected = backbone.network(padded)[..., : own.shape[-2], : own.shape[-1]].argmax(1)
-        backbone.network.load_state_dict(state)
-    assert fingerprint(backbone.network) == before
-    assert np.array_equal(made.masks[2], expected.numpy())
-    assert ready.pipeline is not None
-
-
-def test_networks_without_batchnorm_have_no_statistics_to_mix(make_unet, case):
-    made = read(of_network(make_unet(), multiple=4), case, "statistics(0.5)")
-    assert made.signals[1]["left_out"] == 1.0
 
 
 def test_a_sigmoid_head_is_read_and_averaged(make_unet, case):

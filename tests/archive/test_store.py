@@ -113,18 +113,6 @@ def test_a_case_that_is_there_is_not_written_again(tmp_path):
     assert (tmp_path / "cases/one/masks.npz").stat().st_mtime_ns == before
 
 
-def test_extras_on_space_are_kept_where_any_state_differs(tmp_path):
-    masks = (np.zeros((2, 3), np.uint8), np.array([[1, 0, 0], [0, 0, 1]], np.uint8))
-    entropy = np.arange(6, dtype=np.float32).reshape(2, 3)
-    extras = {"entropy_0": entropy, "scores": np.array([1.0, 2.0])}
-    archive = create_archive(tmp_path, binding=BINDING, steps=1)
-    archive.add(a_case(), a_trajectory(masks=masks, entropies=extras))
-    found = archive.entropies("one")
-    assert found is not None
-    assert np.array_equal(found["entropy_0"], [[0, np.nan, np.nan], [np.nan, np.nan, 5]], equal_nan=True)
-    assert found["scores"].tolist() == [1.0, 2.0]
-
-
 def test_a_view_shows_some_cases_and_an_unknown_case_is_named(tmp_path):
     archive = synthetic_archive(tmp_path, cases=4)
     assert archive.select(ids=["case-0002"]).ids == ("case-0002",)

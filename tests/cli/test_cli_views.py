@@ -105,7 +105,7 @@ def test_options_of_updates_are_refused_where_there_are_only_views(
     home: Path, tmp_path: Path, typed: tuple[object, ...], named: str
 ) -> None:
     for how in (("--propose", "views:light"), ("--propose", "views:light", "--propose", "a=views:ct")):
-        with pytest.raises(BadInput, match=f"^views make no updates, so {named}"):
+        with pytest.raises(BadInput, match=f"^nothing that is proposed makes updates, so {named}"):
             recorded(home, tmp_path / "archive", *how, *typed)
     assert not (tmp_path / "archive").exists()
 
@@ -116,8 +116,8 @@ def test_options_of_updates_are_refused_where_there_are_only_views(
         (("--set", "consensus=vote"), "--set consensus has no effect; leave it out"),
         (("--set", "mirrored-views=false"), "--set mirrored-views has no effect; leave it out"),
         (
-            ("--save-probabilities", "--set", "consensus=vote"),
-            "--save-probabilities and --set consensus have no effect; leave them out",
+            ("--set", "mirrored-views=false", "--set", "consensus=vote"),
+            "--set mirrored-views and --set consensus have no effect; leave them out",
         ),
     ],
 )

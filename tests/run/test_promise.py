@@ -60,7 +60,7 @@ def test_a_certificate_of_another_policy_or_model_is_refused(site: Site, tmp_pat
     looser = replace(site.plain, options={**site.plain.options, "cut_high": 10 * site.plain.options["cut_high"]})
     with pytest.raises(Mismatch, match="the certificate is for policy"):
         check_certificate(found, looser, SYNTHETIC)
-    with pytest.raises(Mismatch, match="issued for another model"):
+    with pytest.raises(Mismatch, match="for another model"):
         check_certificate(found, site.certified, replace(SYNTHETIC, model="another"))
     write_certificate(tmp_path, found)
     write_policy(tmp_path / "policy-certified.json", replace(site.certified, steps=9))

@@ -279,19 +279,6 @@ def test_a_run_that_is_killed_goes_on_where_it_was(tmp_path):
     assert summaries[0] == summaries[1]
 
 
-@pytest.mark.slow
-def test_a_ray_cluster_gives_the_same_lines(tmp_path):
-    pytest.importorskip("ray")
-    from casewise.run.ray import RayEngine
-
-    root = update(tmp_path, cases=6)
-    here, there = (
-        {line["case"]: json.dumps(line, sort_keys=True) for line in lines_of(root, tmp_path / name, engine=engine)}
-        for name, engine in (("here", LocalEngine()), ("there", RayEngine(jobs=2)))
-    )
-    assert here == there
-
-
 def test_a_case_that_breaks_off_is_a_line_with_its_reason(tmp_path, monkeypatch):
     import casewise.study.compared_pairs as module
 

@@ -48,7 +48,7 @@ def test_the_promise_holds_everywhere(patients, alpha, icc, within):
 
 
 def test_too_few_patients_are_refused_with_the_number_that_is_needed():
-    with pytest.raises(TooFewCases, match=r"needs 9 .* and learning needs 4: 13 in all, got 12"):
+    with pytest.raises(TooFewCases, match=r"needs 13 labelled patients \(9 to certify it and 4 to learn\), got 12"):
         split_for_promise([f"p{k}" for k in range(12)], 0.1)
     split = split_for_promise([f"p{k}" for k in range(13)], 0.1)
     assert (len(split.learning), len(split.certifying)) == (4, 9)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 DEFAULT_RATE = 5e-4  # of an objective that names none: the medical budget of the paper
 STATISTICS = ("source", "batch")
 RESETS = ("case", "stream")
-CONSENSUSES = ("mean", "vote", "medoid", "intent")
+CONSENSUSES = ("mean", "vote", "medoid")
 
 
 @dataclass(frozen=True)
@@ -58,8 +58,7 @@ class Adaptation:
         reset: ``"case"``, or ``"stream"`` to carry weights and the state of the objective from case to case
             (record only).
         keep_parameters: Keep the adapted parameters of each step.
-        keep_entropy: Keep the entropy of every voxel.
-        consensus: Consensus of views or members: ``mean``, ``vote``, ``medoid`` or ``intent``.
+        consensus: Consensus of views or members: ``mean``, ``vote`` or ``medoid``.
         mirrored_views: Predict views with the model's own mirroring too; M0 always uses it.
         source_statistics: File of ``casewise record --measure-source``, for the views that need it.
         tuned: Folder with tuned weights, for ``"tuned"`` and ``"tuned+views:..."``.
@@ -86,7 +85,6 @@ class Adaptation:
     shrink: tuple[State, ...] = ()
     reset: str = "case"
     keep_parameters: bool = False
-    keep_entropy: bool = False
     consensus: str = "mean"
     mirrored_views: bool = False
     source_statistics: str | None = None
@@ -231,7 +229,7 @@ def proposers_of(
 
 _KNOBS = Registry("option of an episode", {field.name: field.name for field in fields(Adaptation)})
 _DEFAULTS = {field.name: field.default for field in fields(Adaptation) if field.default is not MISSING}
-_KEPT = ("signals", "shrink", "keep_parameters", "keep_entropy", "crossfit")
+_KEPT = ("signals", "shrink", "keep_parameters", "crossfit")
 _ALWAYS = (
     "objective", "learning_rate", "parameters", "steps", "seed", "min_area", "foreground", "max_slices",
 )  # fmt: skip

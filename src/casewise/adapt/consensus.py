@@ -1,4 +1,4 @@
-"""Consensus of several predictions of one case: mean, vote, medoid and InTEnt.
+"""Consensus of several predictions of one case: mean, vote and medoid.
 
 Probabilities are averaged in place, so memory holds two volumes for any number of predictions.
 """
@@ -7,11 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from casewise.core.errors import BadInput
@@ -60,19 +58,3 @@ def vote(masks: Sequence[Mask]) -> Mask:
 def medoid(masks: Sequence[Mask]) -> int:
     """Return the index of the mask with the largest mean Dice to the others; the first of ties."""
     return int(np.argmax(np.round(mean_agreement(agreements(masks)), 12)))
-
-
-def intent_weights(entropies: Sequence[float]) -> NDArray[np.float64]:
-    r"""Return InTEnt's weights: softmax of :math:`-b` scaled to 0..1, b being the balanced entropy of a prediction."""
-    balanced = -np.asarray(entropies, float)
-    spread = balanced.max() - balanced.min()
-    scaled = (balanced - balanced.min()) / spread if spread > 0 else np.zeros_like(balanced)
-    weights: NDArray[np.float64] = np.exp(scaled) / np.exp(scaled).sum()
-    return weights
-
-
-def balanced_entropy(entropy: NDArray[Any], mask: Mask) -> float:
-    """Return (mean entropy of the foreground + mean entropy of the background) / 2; one alone if the other is empty."""
-    foreground = mask > 0
-    parts = [entropy[side] for side in (foreground, ~foreground) if side.any()]
-    return float(np.mean([part.mean(dtype=np.float64) for part in parts]))

@@ -182,7 +182,7 @@ class Episode:
         check_registered(signals)
         self.record.masks.append(seen.mask)
         self.record.signals.append(signals)
-        if self.how.keep_entropy or "drop" in self._probes:
+        if "drop" in self._probes:
             self.record.entropies[f"entropy_{self.step}"] = seen.entropy
         signals.update(probed(self._probes, self))
         self.clear_gradients()
@@ -290,7 +290,7 @@ class Episode:
     @property
     def trajectory(self) -> Trajectory:
         """Everything so far."""
-        return self.record.trajectory(self.case_id, self._made_by, self.seed, with_entropies=self.how.keep_entropy)
+        return self.record.trajectory(self.case_id, self._made_by, self.seed)
 
     def shrink(self, step: int, alpha: float) -> Mask:
         """Predict and record the mask of the weights theta_0 + (1 - alpha)(theta_k - theta_0) (D10).

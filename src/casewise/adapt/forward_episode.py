@@ -18,7 +18,7 @@ from torch import Tensor
 
 from casewise.adapt.adaptation import Adaptation
 from casewise.adapt.backbones import Backbone, OwnPrediction, Pipeline
-from casewise.adapt.consensus import Mean, balanced_entropy, intent_weights, medoid, vote
+from casewise.adapt.consensus import Mean, medoid, vote
 from casewise.adapt.proposers import PreparedCase
 from casewise.adapt.recording import Prediction, Recording
 from casewise.adapt.snapshot import restored
@@ -77,7 +77,6 @@ class ForwardEpisode:
         self._source, self._source_weight = case.source or pipeline.source, source_weight
         self._look = case.before_forward or (lambda: None)
         self._mean = Mean()
-        self._unweighted: list[tuple[float, Tensor]] = []  # intent: balanced entropy and probabilities in 255ths
         self._loan: ExitStack | None = None
 
     @property
@@ -99,7 +98,7 @@ class ForwardEpisode:
                 raise NotFinite(f"the probabilities of M0 of case {self.case_id} are not finite; check the image")
             self._shape = shares.shape
             self._keep(mask, shares, began, None)
-            self._take(mask, shares, self._source_weight)
+            self._take(shares, self._source_weight)
             self._loan = stack.pop_all()
         return self
 
@@ -145,10 +144,10 @@ class ForwardEpisode:
             return self._leave_out(one, str(error), began)
         if not self.running:
             signals = self._keep(mask, shares, began, {"left_out": 0.0})
-            self._take(mask, shares, one.weight)
+            self._take(shares, one.weight)
             return signals
         before = self.record.masks[-1]
-        self._take(mask, shares, one.weight)
+        self._take(shares, one.weight)
         mean = self._mean.value
         settled = self.pipeline.mask(mean)
         return self._keep(settled, mean, began, {"left_out": 0.0, "settled": agreement(before, settled)})
@@ -161,12 +160,9 @@ class ForwardEpisode:
         signals = {**self.record.signals[place], "left_out": 1.0, **settled}
         return self.record.add(self.record.masks[place], signals, began, {"left_out": 1.0})
 
-    def _take(self, mask: Mask, shares: Tensor, weight: float) -> None:
-        """Count a forward pass for the consensus."""
-        if self.consensus == "intent":
-            entropy = balanced_entropy(_entropy(shares, self.head).reshape(mask.shape), mask)
-            self._unweighted.append((entropy, shares.mul(255).round_().to(torch.uint8)))
-        elif self.consensus == "mean":
+    def _take(self, shares: Tensor, weight: float) -> None:
+        """Count a forward pass for the mean."""
+        if self.consensus == "mean":
             self._mean.add(shares, weight)
 
     def _keep(self, mask: Mask, shares: Tensor, began: float, more: Mapping[str, float] | None) -> Signals:
@@ -191,10 +187,6 @@ class ForwardEpisode:
         if self.consensus == "medoid":
             place = medoid(masks)
             return self._keep_mask(masks[place], began, {**count, "medoid": float(used[place])})
-        if self.consensus == "intent":
-            weights = intent_weights([entropy for entropy, _ in self._unweighted])
-            for weight, (_, shares) in zip(weights, self._unweighted, strict=True):
-                self._mean.add(shares.float() / 255, float(weight))
         mean = self._mean.value
         return self._keep(self.pipeline.mask(mean), mean, began, count)
 
@@ -216,7 +208,7 @@ class ForwardEpisode:
     def trajectory(self) -> Trajectory:
         """Everything so far."""
         made_by = f"{self.how.objective} consensus={self.consensus}"
-        found = self.record.trajectory(self.case_id, made_by, self.how.seed, with_entropies=False)
+        found = self.record.trajectory(self.case_id, made_by, self.how.seed)
         return replace(found, rungs=self.rungs[: self.step], left_out=dict(self.left_out))
 
 

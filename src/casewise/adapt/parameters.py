@@ -15,13 +15,12 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
-from casewise.core.errors import BadInput, NothingToAdapt
+from casewise.core.errors import NothingToAdapt
 
 Selection = str | Sequence[str]
 
@@ -141,28 +140,6 @@ def _with_statistics(network: nn.Module) -> list[_BatchNorm]:
 def source_statistics(network: nn.Module) -> AbstractContextManager[None]:
     """Return a context in which every BatchNorm layer uses the running statistics of training again."""
     return _replaced(dict.fromkeys(_with_statistics(network)))
-
-
-def blending_by(network: nn.Module, share: float) -> AbstractContextManager[None]:
-    """Return a context in which BatchNorm layers use (1 - share) of the source's statistics and share of the input's.
-
-    The variance of the input is the biased one, as in the training mode of the layer.
-    """
-    layers = _with_statistics(network)
-    if not layers:
-        raise BadInput("statistics(share) mixes statistics of BatchNorm, and this network has none; use other views")
-    return _replaced({layer: _mixed(layer, share) for layer in layers})
-
-
-def _mixed(layer: _BatchNorm, share: float) -> Callable[[Tensor], Tensor]:
-    def forward(inputs: Tensor) -> Tensor:
-        axes = [axis for axis in range(inputs.ndim) if axis != 1]
-        variance, mean = torch.var_mean(inputs, dim=axes, correction=0)
-        known_mean, known_variance = layer.get_buffer("running_mean"), layer.get_buffer("running_var")
-        mixed = torch.lerp(known_mean, mean, share), torch.lerp(known_variance, variance, share)
-        return functional.batch_norm(inputs, *mixed, layer.weight, layer.bias, eps=layer.eps)
-
-    return forward
 
 
 def fast_norms(network: nn.Module) -> AbstractContextManager[None]:

@@ -52,7 +52,7 @@ class Recording:
     seconds: list[float] = field(default_factory=list)
     spent: dict[str, list[tuple[float, float]]] = field(default_factory=dict)  # by signal, one pair per reading
     parameters: list[dict[str, NDArray[Any]]] = field(default_factory=list)
-    entropies: dict[str, NDArray[Any]] = field(default_factory=dict)
+    entropies: dict[str, NDArray[Any]] = field(default_factory=dict)  # by step, for the signal drop
     shrunk: dict[State, Mask] = field(default_factory=dict)
     shrunk_signals: dict[State, Signals] = field(default_factory=dict)
 
@@ -87,7 +87,7 @@ class Recording:
                 "entropy_on_d": _mean_at(seen, found.voxels),
             }
 
-    def trajectory(self, case_id: str, made_by: str, seed: int, *, with_entropies: bool) -> Trajectory:
+    def trajectory(self, case_id: str, made_by: str, seed: int) -> Trajectory:
         """Return everything so far."""
         return Trajectory(
             case_id=case_id,
@@ -96,7 +96,6 @@ class Recording:
             shrunk=dict(self.shrunk),
             shrunk_signals=dict(self.shrunk_signals),
             parameters=tuple(self.parameters) or None,
-            entropies=dict(self.entropies) if with_entropies else None,
             made_by=made_by,
             seed=seed,
             seconds=tuple(self.seconds),

@@ -6,7 +6,6 @@
       cases/<id>/signals.parquet    one row for each state: step, shrink, then the label-free signals
       cases/<id>/masks.npz      M0 whole, as runs; every other state as a sparse difference from M0
       cases/<id>/label.npz      optional, apart from everything that a controller may see
-      cases/<id>/extras.npz     optional arrays where any state differs from M0: entropies
       cases/<id>/ladder-<name>/     one more ladder of the case: entry.json, signals.parquet, masks.npz without M0, ...
       .lock                     held while the manifest is read, changed and written
       cache/                    derived tables, named by the hash of their source; may be deleted
@@ -45,9 +44,8 @@ from casewise.core.records import Mask, Signals, State, check_case_id
 
 SCHEMA = 3
 MANIFEST, CASES, CACHE, LOCK = "manifest.json", "cases", "cache", ".lock"
-ENTRY, SIGNALS, MASKS, LABEL, EXTRAS = "entry.json", "signals.parquet", "masks.npz", "label.npz", "extras.npz"
+ENTRY, SIGNALS, MASKS, LABEL = "entry.json", "signals.parquet", "masks.npz", "label.npz"
 HALF_WRITTEN, LADDER = ".new-", "ladder-"
-ON_D = "on_d:"
 LARGEST_MASK = 2**32  # voxels; 1,600 cubed
 
 
@@ -193,34 +191,6 @@ def _check_runs(lengths: NDArray[Any], shape: tuple[int, ...]) -> None:
         raise UnsafeInput(f"a mask of shape {shape} has {voxels:,} voxels, at most {LARGEST_MASK:,} are read")
     if asked != voxels:
         raise DamagedArchive(f"the runs of a mask of shape {shape} fill {asked:,} voxels instead of {voxels:,}")
-
-
-def changed_anywhere(masks: Mapping[Any, Mask]) -> NDArray[np.bool_]:
-    """Voxels at which any state differs from the first one."""
-    source, *others = masks.values()
-    return np.asarray(np.any([mask != source for mask in others], axis=0))
-
-
-def encode_extras(extras: Mapping[str, NDArray[Any]], masks: Mapping[Any, Mask]) -> dict[str, NDArray[Any]]:
-    """Arrays over space are kept where any state differs from M0, which is where a decision can need them."""
-    where = changed_anywhere(masks)
-    arrays = {name: np.asarray(values) for name, values in extras.items()}
-    over_space = {f"{ON_D}{name}": values[where] for name, values in arrays.items() if values.shape == where.shape}
-    return over_space | {name: values for name, values in arrays.items() if values.shape != where.shape}
-
-
-def decode_extras(arrays: Mapping[str, NDArray[Any]], masks: Mapping[Any, Mask]) -> dict[str, NDArray[Any]]:
-    """The inverse of :func:`encode_extras`; NaN where no state differs from M0."""
-    where = changed_anywhere(masks)
-    found = {}
-    for name, values in arrays.items():
-        if not name.startswith(ON_D):
-            found[name] = values
-            continue
-        whole = np.full(where.shape, np.nan, np.promote_types(values.dtype, np.float16))
-        whole[where] = values
-        found[name.removeprefix(ON_D)] = whole
-    return found
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -226,15 +226,6 @@ class Archive:
         file = self.path / layout.CASES / case_id / layout.LABEL
         return self._decoded(case_id, file, unpacked(file), (0,))[0]
 
-    def entropies(self, case_id: str) -> dict[str, NDArray[Any]] | None:
-        """Entropies of every voxel by step, where they were recorded with the case; else None.
-
-        Arrays over space are NaN where no state differs from M0.
-        """
-        if layout.EXTRAS not in self.entry(case_id).files:
-            return None
-        return layout.decode_extras(unpacked(self._file(case_id, layout.EXTRAS)), self.masks(case_id))
-
     def trajectory(self, case_id: str) -> Trajectory:
         """Return the recorded trajectory of a case."""
         entry, masks = self.entry(case_id), self.masks(case_id)
@@ -245,7 +236,6 @@ class Archive:
             signals=tuple(signals[State(step)] for step in range(self.steps + 1)),
             shrunk={state: mask for state, mask in masks.items() if state.shrink},
             shrunk_signals={state: values for state, values in signals.items() if state.shrink},
-            entropies=self.entropies(case_id),
             **{name: getattr(entry, name) for name in _OF_TRAJECTORY},
         )
 

@@ -23,7 +23,7 @@ from casewise.core import durable
 from casewise.core.durable import is_alive
 from casewise.core.errors import BadInput, Mismatch, NotFinite
 from casewise.core.formats import json_text
-from casewise.core.records import Case, Mask, Signals, State, Trajectory
+from casewise.core.records import Case, Mask, State, Trajectory
 
 
 def write_case(path: Path, case: Case, trajectory: Trajectory, label: Mask | None = None) -> Entry:
@@ -31,7 +31,7 @@ def write_case(path: Path, case: Case, trajectory: Trajectory, label: Mask | Non
     masks = _masks(trajectory)
     if label is not None and label.shape != masks[State(0)].shape:
         raise BadInput(f"label of case {case.id} has shape {label.shape}, its masks {masks[State(0)].shape}; resample")
-    files = {layout.MASKS: packed(layout.encode_masks(list(masks.values()))), **_other_files(trajectory, masks)}
+    files = {layout.MASKS: packed(layout.encode_masks(list(masks.values()))), layout.SIGNALS: _signals(trajectory)}
     if label is not None:
         files[layout.LABEL] = packed(layout.encode_masks([label]))
     entry = Entry(
@@ -55,7 +55,7 @@ def write_ladder(path: Path, case: Entry, trajectory: Trajectory) -> Entry:
     masks = _masks(trajectory)
     files = {
         layout.MASKS: packed(layout.without_source(layout.encode_masks(list(masks.values())))),
-        **_other_files(trajectory, masks),
+        layout.SIGNALS: _signals(trajectory),
     }
     own = _produced(trajectory, masks, files)
     entry = replace(case, **own, ladder=trajectory.ladder)
@@ -65,13 +65,6 @@ def write_ladder(path: Path, case: Entry, trajectory: Trajectory) -> Entry:
             f"{trajectory.ladder!r} was not added; record it with the same model and images, or into another archive"
         )
     return _written(path, entry, files)
-
-
-def _other_files(trajectory: Trajectory, masks: Mapping[State, Mask]) -> dict[str, bytes]:
-    files = {layout.SIGNALS: _signals_parquet(trajectory.case_id, _signals(trajectory))}
-    if trajectory.entropies:
-        files[layout.EXTRAS] = packed(layout.encode_extras(trajectory.entropies, masks))
-    return files
 
 
 def _written(path: Path, entry: Entry, files: dict[str, bytes]) -> Entry:
@@ -87,19 +80,17 @@ def _masks(trajectory: Trajectory) -> dict[State, Mask]:
     return {**plain, **trajectory.shrunk}
 
 
-def _signals(trajectory: Trajectory) -> dict[State, Signals]:
-    plain = {State(step): signals for step, signals in enumerate(trajectory.signals)}
-    return {**plain, **{state: trajectory.shrunk_signals.get(state, {}) for state in trajectory.shrunk}}
-
-
-def _signals_parquet(case_id: str, ladder: Mapping[State, Signals]) -> bytes:
+def _signals(trajectory: Trajectory) -> bytes:
+    """Return the signals of every state as a Parquet file."""
+    ladder = {State(step): signals for step, signals in enumerate(trajectory.signals)}
+    ladder |= {state: trajectory.shrunk_signals.get(state, {}) for state in trajectory.shrunk}
     names = sorted({name for signals in ladder.values() for name in signals})
     columns: dict[str, pa.Array] = {
         "step": pa.array([state.step for state in ladder], pa.int32()),
         "shrink": pa.array([state.shrink for state in ladder], pa.float64()),
     }
     for name in names:
-        values = [_checked(case_id, state, name, signals.get(name)) for state, signals in ladder.items()]
+        values = [_checked(trajectory.case_id, state, name, signals.get(name)) for state, signals in ladder.items()]
         columns[name] = pa.array(values, pa.float64())
     buffer = io.BytesIO()
     pq.write_table(pa.table(columns), buffer, compression="zstd", use_dictionary=False, write_statistics=False)

@@ -13,7 +13,7 @@ from casewise.cli.printing import AS_JSON, answer
 from casewise.core.text import UNIT, pluralize
 
 if TYPE_CHECKING:
-    from casewise.run.local import Engine
+    from casewise.run.local import LocalEngine
     from casewise.study.compare import Outcome
 
 app = typer.Typer()
@@ -72,8 +72,6 @@ def compare(
     method: str = setting("imported", help="With --take-over: method that made NEW, as named at casewise import."),
     model: str = setting("imported", help="With --take-over: model that made OLD, as named at casewise import."),
     force: bool = setting(False, help="With --take-over: use a policy that calibration advised against (NO-GO)."),
-    engine: str = setting("local", help="Where cases run: local or ray."),
-    address: str = setting(None, help="Address of a Ray cluster; default: start Ray on this machine."),
     as_json: bool = AS_JSON,
 ) -> None:
     """Compare two folders of masks, case by case, with or without labels.
@@ -105,7 +103,7 @@ def compare(
         outcome = compare_folders(
             old, new, labels=labels, images=images, cases=cases, names=names, plan=plan, measures=measures,
             label_names=label_names, zero_is_label=zero_is_label, allow=allow, good=good, out=out,
-            engine=_engine(engine, jobs, address, old), fresh=fresh,
+            engine=_engine(jobs, old), fresh=fresh,
             progress=lambda lines, total: tqdm(lines, total=total, unit="pair", disable=None),
             spacing_mm=tuple(spacing) if any(spacing) else None,
             classes=None if classes is None else _numbers(classes), min_area=min_area, foreground=foreground,
@@ -179,13 +177,12 @@ def _numbers(text: str) -> tuple[int, ...]:
         raise BadInput(f"--classes takes label numbers such as 1,2,3, got {text!r}") from None
 
 
-def _engine(name: str, jobs: int, address: str | None, old: Path) -> Engine:
+def _engine(jobs: int, old: Path) -> LocalEngine:
     """Return the engine; by default with a process for every 64 pairs, because a process takes long to start."""
-    from casewise.run.local import chosen_engine
+    from casewise.run.local import LocalEngine
 
     cases = sum(1 for _ in old.iterdir()) if old.is_dir() else 1
-    workers = jobs or max(1, min(os.cpu_count() or 1, cases // 64))
-    return chosen_engine(name, address=address, jobs=workers)
+    return LocalEngine(jobs or max(1, min(os.cpu_count() or 1, cases // 64)))
 
 
 def _print(outcome: Outcome, out: Path) -> None:

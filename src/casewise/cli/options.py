@@ -165,7 +165,7 @@ class AdaptationOptions:
         help="Measure changes of the foreground, or of every class; default: foreground.",
     )
     max_slices: int | None = setting(None, help="Slices or patches in one batch: fewer need less memory, same result.")
-    consensus: str | None = setting(None, help="How views are combined: mean, vote, medoid or intent; default: mean.")
+    consensus: str | None = setting(None, help="How views are combined: mean, vote or medoid; default: mean.")
     mirrored_views: bool | None = setting(
         None, help="Predict each view with the model's mirroring too (several times slower); default: false."
     )

@@ -52,8 +52,6 @@ def study(
     resamples: int = setting(5000, min=100, help="Number of bootstrap samples."),
     seed: int = setting(1000, help="Seed of the bootstrap and of the random controls."),
     quiet: bool = typer.Option(False, "--disable_progress_bar", help="No progress bar."),
-    engine: str = setting("local", help="Where cases run: local or ray."),
-    address: str = setting(None, help="Address of a Ray cluster; default: start Ray on this machine."),
     measures: Path = setting(None, help="measures.toml: formulas over volumes, such as the ejection fraction."),
     jobs: int = typer.Option(1, "-j", min=1, help="Number of processes."),
     ladder: str = typer.Option(
@@ -79,7 +77,6 @@ def study(
     from casewise.judge.certificates.certificate import CERTIFICATE, read_certificate
     from casewise.judge.policy import read_policy
     from casewise.report.study_report import build
-    from casewise.run.local import chosen_engine
     from casewise.study.plan import read_measures
     from casewise.study.study import Extras, images_of
 
@@ -107,8 +104,8 @@ def study(
         substitute=substitute,
         measures=() if measures is None else read_measures(measures),
     )
-    if engine != "local" or jobs > 1:
-        judged = _measured(judged, holdout, known, chosen_engine(engine, jobs=jobs, address=address))
+    if jobs > 1:
+        judged = _measured(judged, holdout, known, jobs)
     try:
         page = build(
             judged, holdout, known, place, extras=given, only=only, pictures=pictures, resamples=resamples, seed=seed,
@@ -126,16 +123,17 @@ def study(
         typer.echo(f"! {sentence}", err=True)
 
 
-def _measured(evaluation: Archive, calibration: Archive, policy: Policy, engine: Any) -> Archive:
-    """Return the evaluation archive, unlocked, after an engine scored both archives; the study finds the tables beside
-    them."""
+def _measured(evaluation: Archive, calibration: Archive, policy: Policy, jobs: int) -> Archive:
+    """Return the evaluation archive, unlocked, after several processes scored both archives; the study finds the tables
+    beside them."""
     from casewise.core.records import CALIBRATION, EVALUATION
+    from casewise.run.local import LocalEngine
     from casewise.run.record_folder import scored
     from casewise.study.study import unlocked
 
     judged = unlocked(evaluation.marked(EVALUATION), policy)
     for archive in (judged, calibration.marked(CALIBRATION)):
-        scored(archive, engine)
+        scored(archive, LocalEngine(jobs))
     return judged
 
 

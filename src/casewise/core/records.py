@@ -179,7 +179,6 @@ class Trajectory:
         shrunk: Masks of interpolated states (D15).
         shrunk_signals: Signals of interpolated states.
         parameters: Adapted parameters of each step, if requested.
-        entropies: Entropy of every voxel by step (``"entropy_1"``), if requested.
         made_by: The objective with its options, as text.
         seed: Seed of the run.
         seconds: Wall time of each step; ``seconds[0]`` is M0.
@@ -206,7 +205,6 @@ class Trajectory:
     shrunk: Mapping[State, Mask] = field(default_factory=dict)
     shrunk_signals: Mapping[State, Signals] = field(default_factory=dict)
     parameters: tuple[Mapping[str, NDArray[Any]], ...] | None = None
-    entropies: Mapping[str, NDArray[Any]] | None = None
     made_by: str = ""
     seed: int = 0
     seconds: tuple[float, ...] = ()

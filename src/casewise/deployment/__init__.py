@@ -281,7 +281,7 @@ class Deployment:
         if self.adapts and not self.proposers:
             raise BadInput(
                 f"policy {self.policy.name!r} does not name its proposers; calibrate it on an archive, "
-                f"or give proposers={'': Adaptation('tent')}"
+                "or give proposers={'': Adaptation('tent')}"
             )
         if self.adapts:
             check_bound(self.policy, self.proposers, self.backbone)

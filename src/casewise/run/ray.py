@@ -41,7 +41,7 @@ class RayEngine:
         if self.jobs < 1:
             raise BadInput(f"-j, the number of workers, must be at least 1, got {self.jobs}")
         if self.retries < 0:
-            raise BadInput(f"retries must be 0 or more, got{self.retries}")
+            raise BadInput(f"retries must be 0 or more, got {self.retries}")
 
     def map(self, work: Work, case_ids: Sequence[str]) -> Iterator[Result]:
         """Yield one result per case, also where workers are lost."""

@@ -204,7 +204,7 @@ def test_what_was_not_saved_cannot_be_kept(predictions, serve, open_page):
         assert "--set save-candidates=true" in tab.inner_text("#region-note")
         assert tab.locator("[data-layer=adapted]").is_disabled()
         tab.keyboard.press("a")
-        assert "no such mask to keep" in tab.inner_text("#said")
+        assert "was not saved" in tab.inner_text("#said")
         decide(tab, "k", "keep-m0")
 
 

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import Any
 
 from casewise.adapt.objective import Objective, as_objective, required_arguments
-from casewise.adapt.objectives.consensus_distillation import Consensus
 from casewise.adapt.objectives.cotta import Cotta
 from casewise.adapt.objectives.deyo import Deyo
 from casewise.adapt.objectives.eata import Eata, EataFisher
@@ -32,7 +31,6 @@ OBJECTIVES: Registry[type] = Registry(
         "sar": Sar,
         "grata": Grata,
         "deyo": Deyo,
-        "consensus": Consensus,
     },
 )
 """One class per method. Without options, the class is the variant that the paper uses."""

@@ -15,7 +15,7 @@ from casewise.adapt.backbones.module import as_backbone
 from casewise.adapt.forward_episode import ForwardEpisode, ForwardPass
 from casewise.adapt.parameters import fast_norms
 from casewise.adapt.proposers import PreparedCase, bind
-from casewise.adapt.views import Drawn, View, count, drawn, inverted, lent, renormalizes, unmirrored, views_of
+from casewise.adapt.views import Drawn, View, count, drawn, inverted, renormalizes, unmirrored, views_of
 from casewise.adapt.views.source import SourceStatistics, read_source_statistics
 from casewise.core.errors import BadInput, NotFinite
 from casewise.core.records import Binding, Case
@@ -125,7 +125,7 @@ def read_view(pipeline: Pipeline, view: View, max_slices: int | None) -> Tensor:
     """Return the probabilities under one view: transform, whole pipeline, inverse transform."""
     seen = _transformed(view, pipeline.whole)
     size = max_slices if pipeline.rows_alone and max_slices else len(seen)
-    with lent(view, pipeline.network), fast_norms(pipeline.network):
+    with fast_norms(pipeline.network):
         parts = [
             pipeline.read(seen[first : first + size], lambda maps: inverted(view, maps))
             for first in range(0, len(seen), size)

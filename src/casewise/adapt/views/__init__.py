@@ -2,8 +2,8 @@
 
 A view transforms the prepared inputs (after the preprocessing of the backbone) and, if it moves voxels, maps the
 logits back; the pipeline of the network runs in between. A view is a frozen object with ``apply(inputs)`` and
-optionally ``invert(maps)`` and ``lent(network)``. Your own view is a function from tensor to tensor, named by its
-address ``package.module:view``.
+optionally ``invert(maps)``. Your own view is a function from tensor to tensor, named by its address
+``package.module:view``.
 
     gamma(1.4)              one view            gamma(1.4)+mirror(x)    one after the other
     mri                     a named set         random(12)              12 random views, seeded by case
@@ -15,16 +15,14 @@ from __future__ import annotations
 import inspect
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from casewise.adapt.parameters import blending_by
 from casewise.adapt.views.source import Fourier, Histogram, SourceStatistics, read_source_statistics
 from casewise.adapt.views.transforms import (
     Bias,
@@ -41,7 +39,6 @@ from casewise.adapt.views.transforms import (
     Shift,
     Stretch,
     Turn,
-    WrittenView,
 )  # fmt: skip
 from casewise.core.errors import BadInput
 from casewise.core.registry import Registry, from_address
@@ -50,7 +47,7 @@ from casewise.core.seeds import seed_of
 
 @runtime_checkable
 class View(Protocol):
-    """A transform of prepared inputs, (n, channel, *space). ``invert`` and ``lent`` are optional."""
+    """A transform of prepared inputs, (n, channel, *space). ``invert`` is optional."""
 
     def apply(self, inputs: Tensor) -> Tensor:
         """Return the transformed inputs."""
@@ -63,12 +60,6 @@ def inverted(view: View, maps: Tensor) -> Tensor:
     return maps if back is None else back(maps)
 
 
-def lent(view: View, network: nn.Module) -> AbstractContextManager[Any]:
-    """Return the network context of a view, if it has one."""
-    borrowed: Callable[[nn.Module], AbstractContextManager[Any]] = getattr(view, "lent", nullcontext)
-    return borrowed(network)
-
-
 @dataclass(frozen=True)
 class Identity:
     """The unchanged case."""
@@ -79,25 +70,6 @@ class Identity:
     def apply(self, inputs: Tensor) -> Tensor:
         """Return the same tensor."""
         return inputs
-
-
-@dataclass(frozen=True)
-class Statistics(WrittenView):
-    """Mix BatchNorm statistics: (1 - share) of the source and ``share`` of the image (InTEnt, CVPR-W 2024)."""
-
-    share: float
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.share <= 1:
-            raise BadInput(f"the share of statistics must be from 0 to 1, got {self.share:g}")
-
-    def apply(self, inputs: Tensor) -> Tensor:
-        """Return the same tensor; only the network changes."""
-        return inputs
-
-    def lent(self, network: nn.Module) -> AbstractContextManager[None]:
-        """Mix the statistics of the network."""
-        return blending_by(network, self.share)
 
 
 @dataclass(frozen=True)
@@ -120,14 +92,6 @@ class ViewChain:
         for view in reversed(self.views):
             maps = inverted(view, maps)
         return maps
-
-    @contextmanager
-    def lent(self, network: nn.Module) -> Iterator[None]:
-        """Enter the network context of every view."""
-        with ExitStack() as stack:
-            for view in self.views:
-                stack.enter_context(lent(view, network))
-            yield
 
 
 @dataclass(frozen=True)
@@ -169,10 +133,7 @@ class Drawn:
 
     def drawn(self, case_id: str, seed: int) -> tuple[View, ...]:
         """Return the views of one case: gamma, contrast, offset, sometimes noise, small rotation and zoom, mirrors."""
-        return self.with_generator(torch.Generator().manual_seed(seed_of(f"views/{seed}", case_id)))
-
-    def with_generator(self, generator: torch.Generator) -> tuple[View, ...]:
-        """Draw the views from a given generator."""
+        generator = torch.Generator().manual_seed(seed_of(f"views/{seed}", case_id))
         return tuple(self._one(generator) for _ in range(self.count))
 
     def _one(self, generator: torch.Generator) -> View:
@@ -211,7 +172,6 @@ VIEWS: Registry[Callable[..., Any]] = Registry(
         "stretch": Stretch,
         "grey-world": GreyWorld,
         "noise": Noise,
-        "statistics": Statistics,
         "histogram": Histogram,
         "fourier": Fourier,
         "random": Drawn,
@@ -237,7 +197,6 @@ SETS: Registry[tuple[str, ...]] = Registry(
             "mirror(x)", "gamma(0.6,range)", "gamma(0.8,range)", "gamma(1.25,range)", "contrast(0.7,range)",
             "contrast(1.4,range)", "stretch", "grey-world", "scale(1.25)",
         ),
-        "intent": tuple(f"statistics({share:g})" for share in (0.2, 0.4, 0.6, 0.8, 1.0)),
         "all": (
             "mirror(x)", "mirror(y)", "mirror(xy)", "rotate90(1)", "rotate90(3)", "scale(1.25)",
             "gamma(0.6)", "gamma(0.8)", "gamma(1.2)", "gamma(1.4)", "gamma(1.7)", "gamma(2)", "contrast(0.7)",
