@@ -59,10 +59,10 @@ def comparison(
     the labels (others become background in all masks). Distances are in mm with ``spacing_mm``, in voxels without.
     ``zero_is_label``: every voxel has a label, as in street scenes where 0 is the road; there is no background then.
 
-    >>> old = np.zeros((1, 5, 8), np.uint8)
-    >>> old[0, 0:5, 0:5] = 1
+    >>> old = np.zeros((5, 8), np.uint8)
+    >>> old[0:5, 0:5] = 1
     >>> new = old.copy()
-    >>> new[0, 2, 2], new[0, 0, 7] = 0, 1
+    >>> new[2, 2], new[0, 7] = 0, 1
     >>> found = comparison(old, new, min_area=1)
     >>> found.changed, found.regions, found.warnings
     (2, 2, ('label 1: 1 hole, 4.0 % of it', 'label 1: 1 piece gained, 4.0 % of it'))
