@@ -17,8 +17,8 @@ from casewise.cli import app
 SOURCE = Path(casewise.__file__).parent
 ROOT = Path(__file__).parents[1]
 
-CODE = 34_250  # lines in all; the aim is 33,000
-PACKAGE = 7_500
+CODE = 33_050  # lines in all
+PACKAGE = 6_500
 COMMANDS, OPTIONS = 16, 220
 LINES = {"README.md": 120, "CHANGELOG.md": 60}
 HOW_TO_LINES = 80
