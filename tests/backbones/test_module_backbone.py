@@ -33,7 +33,7 @@ def test_one_image_stays_one_image() -> None:
     volume = of_network(nn.Sequential(nn.Conv3d(1, 2, 1)))
     assert volume.prepare(Case("a", np.ones((1, 4, 8, 6)))).inputs.shape == (1, 1, 4, 8, 6)
     assert of_network(flat()).prepare(Case("a", np.ones((1, 8, 6)))).inputs.shape == (1, 1, 8, 6)
-    with pytest.raises(BadInput, match="3-D network cannot take"):
+    with pytest.raises(BadInput, match="3-D network needs an image"):
         volume.prepare(Case("a", np.ones((1, 8, 6))))
 
 
