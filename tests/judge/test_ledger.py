@@ -47,9 +47,11 @@ def test_unlocking_is_written_down_with_its_policy(tmp_path):
 
 def test_a_policy_is_not_unlocked_on_its_own_cases_and_leaves_no_line(tmp_path):
     archive = synthetic_archive(tmp_path, cases=6)
+    policy = calibrate(archive, "cardiac")
+    before = read_ledger(tmp_path)
     with pytest.raises(Overlap, match="share 6 cases"):
-        unlock(archive, purpose="study", policy=calibrate(archive, "cardiac"))
-    assert read_ledger(tmp_path) == []
+        unlock(archive, purpose="study", policy=policy)
+    assert read_ledger(tmp_path) == before
 
 
 def test_evaluation_labels_are_locked_until_the_ledger_says_why(tmp_path):
@@ -150,3 +152,22 @@ def test_a_comparison_notes_all_that_took_part(tmp_path):
     archive = views_archive(tmp_path / "a", cases=24)
     rows = calibrate(archive, "default").preflight["comparison"]["rows"]
     assert compared_designs(archive) == {row["design"] for row in rows} - {"m0"}
+
+
+def test_a_certificate_names_the_routers_and_studies_that_looked_at_its_labels_before(tmp_path):
+    archive, other = (
+        synthetic_archive(tmp_path / "a", cases=24),
+        synthetic_archive(tmp_path / "b", cases=24, prefix="b"),
+    )
+    routers, asked = [calibrate(archive, "cardiac"), calibrate(archive, "default")], Promise(("harmed",), (0.3,))
+    alone = certify_router(other, calibrate(other, "cardiac"), asked, force=True)[0].warnings
+    assert not any("used before" in one for one in alone)
+    (said,) = [
+        one for one in certify_router(archive, routers[0], asked, force=True)[0].warnings if "used before" in one
+    ]
+    assert "calibrate compared default" in said
+    together, _ = certify_designs(archive, routers, Promise(("harmed",), (0.3,), 0.1), force=True)
+    assert not any("used before" in one for one in together.warnings)  # the choice among them is paid for
+    unlock(other, purpose="study", policy=routers[0])
+    (said,) = [one for one in certify_router(other, routers[0], asked, force=True)[0].warnings if "used before" in one]
+    assert "study of cardiac" in said

@@ -8,9 +8,10 @@ study or benchmark evaluates, are locked: :func:`unlock` writes its line first a
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from casewise.archive.store import Archive
@@ -66,15 +67,23 @@ def unlock(evaluation: Archive, *, purpose: str, policy: Policy | None = None) -
         check_held_out(policy, evaluation.entries.values())
     if evaluation.unlocked_by:
         return evaluation
-    return replace(evaluation, unlocked_by=expose(evaluation.path, choice=purpose, policy=policy)["hash"])
+    facts = {"labels": _labels(evaluation), "compared": [] if policy is None else [policy.name]}
+    return replace(evaluation, unlocked_by=expose(evaluation.path, choice=purpose, policy=policy, more=facts)["hash"])
 
 
-def expose(folder: Path, *, choice: str, policy: Policy | None = None, labels_visible: bool = True) -> dict[str, Any]:
+def expose(
+    folder: Path,
+    *,
+    choice: str,
+    policy: Policy | None = None,
+    labels_visible: bool = True,
+    more: Mapping[str, Any] = MappingProxyType({}),
+) -> dict[str, Any]:
     """Append one line to the ledger of an archive folder; an edited ledger is an error."""
     read_ledger(folder)
     name, calibrated = ("", "") if policy is None else (policy.name, policy.calibration_id)
     facts = {"choice": choice, "policy": name, "calibration_id": calibrated, "labels_visible": labels_visible}
-    return Chain(folder / LEDGER).append(EVENT, facts)
+    return Chain(folder / LEDGER).append(EVENT, {**facts, **more})
 
 
 def note_comparison(archive: Archive, designs: Sequence[str]) -> None:
@@ -89,15 +98,34 @@ def note_comparison(archive: Archive, designs: Sequence[str]) -> None:
     if any(set(designs) <= set(compared) for compared in known):
         return
     choice = f"calibrate compared {', '.join(designs)}"
-    facts = {"choice": choice, "policy": "default", "calibration_id": "", "labels_visible": True}
-    Chain(archive.path / LEDGER).append(EVENT, {**facts, "compared": list(designs), "labels": labels})
+    expose(archive.path, choice=choice, more={"compared": list(designs), "labels": labels})
 
 
 def compared_designs(archive: Archive) -> frozenset[str]:
-    """Return the names of all designs, M0 left out, that were compared or calibrated with any of these labels."""
+    """Return the names of all designs, M0 left out, that were compared, calibrated or studied with these labels."""
     labels = set(_labels(archive))
     lines = [line for line in read_ledger(archive.path) if not labels.isdisjoint(line.get("labels", ()))]
     return frozenset(name for line in lines for name in line["compared"]) - {"m0"}
+
+
+def earlier_looks(archive: Archive, tested: Collection[str] | None) -> list[str]:
+    """Return a warning if a study showed results of these labels, or policies that are not tested were compared.
+
+    ``tested`` are the names of all policies that are certified together; None stands for every policy.
+    """
+    labels, own = set(_labels(archive)), {"m0", *(tested or ())}
+    looks = {
+        line["choice"] + (f" of {line['policy']}" if line["policy"] else "")
+        for line in read_ledger(archive.path)
+        if not labels.isdisjoint(line.get("labels", ()))
+        and (line["policy"] or (tested is not None and not set(line["compared"]) <= own))
+    }
+    if not looks:
+        return []
+    return [
+        f"These labels were used before ({'; '.join(sorted(looks))}; {LEDGER}). The promise holds "
+        "only if the policy was chosen without those results."
+    ]
 
 
 def _labels(archive: Archive) -> list[str]:

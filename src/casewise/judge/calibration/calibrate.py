@@ -179,6 +179,7 @@ def calibrate(
         )
         raise BadInput(f"policy {design.name!r} {why}")
     if kind.fitted_by == "cuts":
+        note_comparison(holdout, [design.name])  # before any label is read
         fitted, examined = _routed(holdout, options, mode, convention)
     elif kind.fitted_by == "budget":
         fitted["options"] = {"step": budget(frame, budget_rule)}

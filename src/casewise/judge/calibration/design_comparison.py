@@ -3,7 +3,8 @@
 A design is adopted if its gain passes a test that accounts for all compared designs (:func:`chance_of_best`), more
 cases are helped than hurt, and the shares of patients and of cases that lose more than a point are within the limit.
 Otherwise the next best that passes is taken, or M0. The gain that is reported comes from nested cross-fitting: for
-each fold of patients the whole comparison is repeated without them, and its choice is scored on them.
+each fold of patients the whole comparison is repeated without them, and its choice is scored on them. M0 is kept if
+that gain is negative.
 """
 
 from __future__ import annotations
@@ -173,7 +174,11 @@ def compare_designs(
     rows = _rows(deployed, best, allowed_hurt)
     chosen = _best(rows)
     estimate = nested_gains(fits, allowed_hurt, progress) if nested and len(fits.folds) > 3 else None
-    return DesignComparison(rows, chosen, _why(rows, chosen, allowed_hurt), allowed_hurt, estimate, deployed)
+    why = _why(rows, chosen, allowed_hurt)
+    if estimate is not None and estimate.gain < 0 and chosen != "m0":
+        why = f"{chosen} passes every test, but repeated without each {UNIT[0]} the choice loses ({estimate.gain:+.4f})"
+        chosen = "m0"
+    return DesignComparison(rows, chosen, why, allowed_hurt, estimate, deployed)
 
 
 def nested_gains(fits: Fits, allowed_hurt: float, progress: Progress | None = None) -> Nested:

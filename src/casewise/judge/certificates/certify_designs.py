@@ -67,9 +67,11 @@ def certify_designs(
         check_go(one, force=force)
     names = [one.name for one in policies]
     digests = [policy_digest(one) for one in policies]
-    each = [router_evidence(archive, one, margin=asked.margin, together=None if halved else names) for one in policies]
+    together = None if halved else names
+    each = [router_evidence(archive, one, margin=asked.margin, together=together) for one in policies]
     designs = [DesignEvidence(*pair) for pair in zip(policies, each, strict=True)]
-    said = noted(archive, policies[0], {"method": "designs", "designs": digests, **asdict(asked)}, force=force)
+    question = {"method": "designs", "designs": digests, **asdict(asked)}
+    said = noted(archive, policies[0], question, force=force, together=together)
     found = best_certified(designs, asked, "betting")
     best, cut, p = (designs[0], None, None) if found is None else found
     where = limits(asked, len(set(best.evidence.clusters)), "betting", asked.delta / len(designs))

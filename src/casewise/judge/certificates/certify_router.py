@@ -17,9 +17,9 @@ from casewise.judge.certificates import certificate as wording
 from casewise.judge.certificates import evidence as labelled
 from casewise.judge.certificates import risk_control
 from casewise.judge.certificates.certificate import Certificate, policy_digest
-from casewise.judge.certificates.evidence import LOSSES, Evidence, Floats, LossTable
+from casewise.judge.certificates.evidence import LOSSES, Evidence, Floats, LossTable, Together
 from casewise.judge.decide import replay_case
-from casewise.judge.ledger import attempt_sentence, certification_attempt, unlock
+from casewise.judge.ledger import attempt_sentence, certification_attempt, earlier_looks, unlock
 from casewise.judge.monitors.quota import quota_of
 from casewise.judge.outcomes import LITTLE, judged_sentence
 from casewise.judge.policy import check_go, fitted_on, judge_of
@@ -90,8 +90,10 @@ def certify_router(
     return replace(certificate, details=_details(asked, kind), **more), certified
 
 
-def noted(archive: Archive, policy: Policy, question: Mapping[str, Any], *, force: bool) -> dict[str, Any]:
-    """Write down the attempt and return its number with the warnings: a forced no-go, a repeated attempt.
+def noted(
+    archive: Archive, policy: Policy, question: Mapping[str, Any], *, force: bool, together: Together = ()
+) -> dict[str, Any]:
+    """Write down the attempt and return its number with the warnings: a forced no-go, earlier looks at the labels.
 
     Call it when the labels can be read; a refused question is not an attempt.
     """
@@ -99,6 +101,7 @@ def noted(archive: Archive, policy: Policy, question: Mapping[str, Any], *, forc
     attempt = certification_attempt(archive, {"policy": policy_digest(policy), "name": policy.name, **question})
     warnings = [f"{warning}. It was certified nevertheless (--set force=true)."] if warning else []
     warnings += [attempt_sentence(attempt)] if attempt > 1 else []
+    warnings += earlier_looks(archive, {policy.name} if together == () else together)
     return {"attempt": attempt, "warnings": tuple(warnings)}
 
 
