@@ -294,7 +294,7 @@ def _sides(
     if calibration is not None:
         chosen, how = {*map(str, _listed(calibration))}, {"by": "patients that were named"}
         if lost := chosen - {one.patient for one in found}:
-            raise BadInput(f"calibration names {min(lost)}, which is no patient of these cases; give patients=")
+            raise BadInput(f"calibration names {min(lost)}, which is not a patient of these cases; give patients=")
         named = {one.id for one in found if one.patient in chosen}
     else:
         drawn, how = sides_of({one.id: Member(one.id, one.case.group, one.patient) for one in found}, share)

@@ -530,7 +530,7 @@ def _check_plan(folder: Path, options: Mapping[str, Any]) -> None:
         return
     strange = [path.name for path in folder.iterdir() if path.name not in ("lock", "images")]
     if strange:
-        raise BadInput(f"{folder} has {', '.join(sorted(strange)[:3])} and is no deployment; choose another folder")
+        raise BadInput(f"{folder} has {', '.join(sorted(strange)[:3])} and is not a deployment; choose another folder")
     write_json(file, plain)
 
 

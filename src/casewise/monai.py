@@ -56,7 +56,7 @@ class GuardedInferer(Inferer):  # type: ignore[misc]
 
         Raises:
             Mismatch: ``network`` is not the network of the deployment.
-            BadInput: ``inputs`` is no batch of images.
+            BadInput: ``inputs`` is not a batch of images.
         """
         backbone = self.deployment.backbone
         if isinstance(network, nn.Module) and network is not backbone.network:

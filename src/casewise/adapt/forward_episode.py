@@ -201,7 +201,7 @@ class ForwardEpisode:
     def shrink(self, step: int, alpha: float) -> Mask:
         """Refuse: no weights move, so there is nothing to interpolate."""
         raise BadInput(
-            f"{self.how.objective} changes no weights, so state {step} has no weaker form; deploy it as it is"
+            f"{self.how.objective} changes no weights, so state {step} cannot be interpolated toward M0; deploy it unchanged"
         )
 
     @property

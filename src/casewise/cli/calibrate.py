@@ -38,7 +38,7 @@ def calibrate(
     ),
     window: int = setting(None, help="hybrid: refit on this many latest cases only."),
     unshrunk: bool = setting(
-        False, help="Use the full update in bucket mid, for archives without interpolated states."
+        False, help="Use the full update in the bucket mid, for archives without interpolated states."
     ),
     source_metric: float = setting(None, help="Metric of the model on its own data, to warn if it is much lower here."),
     ladder: list[str] = typer.Option([], help="Method to use, if the archive has several; repeat for several."),

@@ -56,11 +56,11 @@ def certify(
     cases: int | None = setting(
         None, min=1, max=MOST_PLANNED, help="--sample-size: number of labelled patients that you have."
     ),
-    low_mid: str = setting("envelope", help="envelope, or fixed if the low/mid cut comes from other cases."),
+    low_mid: str = setting("envelope", help="fixed if other cases fitted the cut between low and mid; envelope: bound the worse of both actions."),
     within: str = setting("mean", help="How cases of one patient are combined: mean or max."),
-    population: str = setting("all", help="Region gate: all cases, or only scored ones."),
+    population: str = setting("all", help="Region gate: all cases, or only scored ones (cases with a changed region)."),
     evaluation: Path | None = setting(None, help="Labelled archive of other cases for the reliability diagram."),
-    split: str | None = setting(None, help="Use only cases of this split; default: calibration."),
+    split: str | None = setting(None, help="Use the archive's cases of this split; default: calibration."),
     consensus: str = setting(None, help="--policy default: name of the candidate that combines the others."),
     force: bool = setting(False, help="Certify a policy that calibration advised against (NO-GO)."),
     as_json: bool = AS_JSON,

@@ -121,7 +121,7 @@ def _check_harmless(file: Path, key: str, option: str, value: Any, *, named: boo
         wrong = f"{key} overrides a refusal"
     else:
         return
-    raise Refused(f"{file} was found and not named, and {wrong}; to allow this, use --config {file}")
+    raise Refused(f"{file} was found automatically, and {wrong}; to allow this, use --config {file}")
 
 
 def _texts(value: Any) -> Iterator[str]:

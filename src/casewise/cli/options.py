@@ -75,9 +75,9 @@ class ModelOptions:
         "folder names, such as mypackage.nets.Net; repeat for several.",
     )
     dataset: str | None = setting(None, help="nnU-Net dataset, instead of -m.")
-    configuration: str = setting("3d_fullres", help="nnU-Net configuration, with dataset.")
-    plans: str = setting("nnUNetPlans", help="nnU-Net plans, with dataset.")
-    trainer: str = setting("nnUNetTrainer", help="nnU-Net trainer, with dataset.")
+    configuration: str = setting("3d_fullres", help="nnU-Net configuration, with the setting dataset.")
+    plans: str = setting("nnUNetPlans", help="nnU-Net plans, with the setting dataset.")
+    trainer: str = setting("nnUNetTrainer", help="nnU-Net trainer, with the setting dataset.")
     step_size: float = setting(0.5, help="Step of nnU-Net's sliding window, as a share of the window.")
     merge: list[str] | None = setting(None, help="Merge or rename classes, such as disc=rim+cup; repeat for several.")
 
@@ -125,13 +125,13 @@ class DeploymentOptions:
 
     policy: str | None = typer.Option(None, help="Only if -m is a model: policy.json, its archive, or m0 (no change).")
     model_at: str | None = typer.Option(None, "--model-at", help="Folder of the model, if it was moved after fit.")
-    objective: str | None = setting(None, help="Your own method (package.module:Name) or model files of the policy.")
+    objective: str | None = setting(None, help="Your own method (package.module:Name) or member models, if the policy names them.")
     controller: str | None = setting(None, help="Your own controller (package.module:Name), if the policy names one.")
     certificate: Path | None = setting(None, help="Certificate of this policy; another certificate is refused.")
-    watch: Path | None = setting(None, help="watch.json of casewise monitor to add to; original masks while suspended.")
+    watch: Path | None = setting(None, help="watch.json of casewise monitor: add every decision to it; after its alarm, use the original masks.")
     force: bool = setting(False, help="Deploy a policy that calibration advised against.")
     contract: str | None = setting(None, help="Reaction to images unlike the training data: refuse, warn or off.")
-    max_ram: str | None = setting(None, help="Refuse images that need more memory (16G); serve: 80 % of what is free.")
+    max_ram: str | None = setting(None, help="Refuse cases that need more memory than this, such as 16G; default of serve: 80 % of the free memory.")
 
     def opened(self, model: Model, **more: Any) -> Deployment:
         """Open and check the deployment; ``more`` are further options of ``open_deployment``."""
@@ -163,9 +163,9 @@ class AdaptationOptions:
     foreground: bool | None = setting(
         None,
         "--foreground/--classes",
-        help="Measure changes of the foreground, or of every class; default: foreground.",
+        help="Measure changes of the foreground only; false (or classes=true): of every class; default: true.",
     )
-    max_slices: int | None = setting(None, help="Slices or patches in one batch: fewer need less memory, same result.")
+    max_slices: int | None = setting(None, help="Slices or patches in one batch: fewer need less memory; the result is the same.")
     consensus: str | None = setting(None, help="How views are combined: mean, vote or medoid; default: mean.")
     mirrored_views: bool | None = setting(
         None, help="Predict each view with the model's mirroring too (several times slower); default: false."
@@ -357,7 +357,7 @@ def _take_settings(ctx: typer.Context, pairs: list[str]) -> list[str]:
 
 _SET: Any = typer.Option(
     [], "--set", metavar="NAME=VALUE", callback=_take_settings, is_eager=True,
-    help="A setting of casewise.toml; repeat for several. Names: see below.",
+    help="Change a setting (listed below); repeat for several.",
 )  # fmt: skip
 
 
@@ -432,7 +432,7 @@ class NnUNetStyle(TyperCommand):
                     formatter.write_text(paragraph)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Options of the command, required ones first; then those of each group; the names of its settings."""
+        """Options of the command, required ones first; then those of each group; then the settings."""
         headings = {field.name: title for title, group in SECTIONS.items() for field in fields(group)}
         rows: dict[str, list[tuple[str, str]]] = {title: [] for title in ("Arguments", "Options", *SECTIONS)}
         for one in sorted(self.get_params(ctx), key=lambda one: not one.required):
@@ -445,10 +445,10 @@ class NnUNetStyle(TyperCommand):
             if found:
                 with formatter.section(colored(title, "cyan")):
                     formatter.write_dl([(spelled, said.replace("-", _UNBROKEN)) for spelled, said in found])
-        named = [_words(one, None)[0].lstrip("-") for one in self.params if is_setting(one)]
-        if named:
-            with formatter.section("Settings (casewise.toml or --set; docs/reference/settings.md)"):
-                formatter.write_text(", ".join(sorted(named)).replace("-", _UNBROKEN))
+        settings = [(_words(one, None)[0].lstrip("-"), listed(one.help)) for one in self.params if is_setting(one)]
+        if settings:
+            with formatter.section(colored("Settings (--set NAME=VALUE, or a key in casewise.toml)", "cyan")):
+                formatter.write_dl([(name, said.replace("-", _UNBROKEN)) for name, said in sorted(settings)])
         formatter.buffer[:] = [line.replace(_UNBROKEN, "-") for line in formatter.buffer]
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

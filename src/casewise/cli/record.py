@@ -139,10 +139,10 @@ def _there(archive: Path) -> tuple[str, ...]:
 
 def _since(there: Sequence[str], added: Sequence[str], ladders: Sequence[str], before: int) -> str:
     """Say which cases and ladders were recorded before."""
-    said = [] if ladders[0] in added or not before else [f", {before} of them from before"]
+    said = [] if ladders[0] in added or not before else [f", {before} of them recorded before"]
     if added:
         known = ", ".join(name or "the unnamed one" for name in there)
-        said += [f"; {'ladder' if len(added) == 1 else 'ladders'} {', '.join(added)} added to what was there ({known})"]
+        said += [f"; {'ladder' if len(added) == 1 else 'ladders'} {', '.join(added)} added (there before: {known})"]
     return "".join(said)
 
 
@@ -154,7 +154,7 @@ def proposals(plain: Adaptation, texts: list[str], objective: str | None) -> dic
     if not texts:
         return {"": plain}
     if objective is not None:
-        raise BadInput(f"objective={objective} and --propose {objective} mean one thing; give only one of them")
+        raise BadInput(f"objective={objective} and --propose {objective} are the same method; give only one of them")
     named = [named_proposal(text) for text in texts]
     if len({name for name, _ in named}) < len(named):
         raise BadInput(f"two proposers have one name: {', '.join(name for name, _ in named)}; write NAME=PROPOSER")

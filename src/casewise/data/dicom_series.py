@@ -389,7 +389,7 @@ def _check_even(case_id: str, slices: Sequence[Slice]) -> None:
 def read_series(series: Series) -> Volume:
     """Read the voxels of a series as (slices, rows, columns), rescaled slice by slice, with their geometry.
 
-    Integers stay integers; a rescale slope or intercept that is no whole number gives float32.
+    Integers stay integers; a rescale slope or intercept that is not a whole number gives float32.
     """
     planes = [_pixels(series, one) for one in series.slices]
     whole = all(np.issubdtype(plane.dtype, np.integer) for plane in planes)

@@ -116,7 +116,7 @@ class CaseFiles:
     group: str | None = None
     cluster: str | None = None
     split: str | None = None
-    name: str | None = None  # name in the files, if the id was made from it because it is no valid id
+    name: str | None = None  # name in the files, if the id was made from it because it is not a valid id
     modality: str | None = None  # what the header of the image says (DICOM)
 
     def __post_init__(self) -> None:

@@ -153,7 +153,7 @@ def _header(path: Path, fields: Any) -> Header:
     if kind in _UNUSABLE:
         raise BadInput(f"{path.name} holds {_UNUSABLE[kind]}; write one number for each voxel, one file per channel")
     if kind not in _BITS:
-        raise UnsafeInput(f"{path.name}: {kind} is no datatype of NIfTI; export the file again")
+        raise UnsafeInput(f"{path.name}: {kind} is not a datatype of NIfTI; export the file again")
     zooms = tuple(fields["pixdim"].tolist()[1 : axes + 1])
     return Header(tuple(dims[1 : axes + 1]), _BITS[kind], float(fields["vox_offset"]), zooms)
 
@@ -286,7 +286,7 @@ def check_same_place(image: Path, label: Path, *, reorients: bool = False) -> No
     """Refuse a label whose position differs from that of its image.
 
     Masks are compared voxel by voxel, so a label whose affine is shifted or flipped against its image would be paired
-    with other tissue. A corner of the label may be off by half the smallest voxel side. Files that are no NIfTI,
+    with other tissue. A corner of the label may be off by half the smallest voxel side. Files that are not NIfTI,
     headers without qform and sform, and an affine that is exactly the identity say nothing and are accepted.
 
     Args:

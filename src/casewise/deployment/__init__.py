@@ -258,7 +258,7 @@ class Deployment:
     def warnings(self) -> tuple[str, ...]:
         """Warnings that every output of this deployment shows."""
         advised = no_go(self.policy)
-        forced = () if advised is None else (f"{advised}. It was deployed all the same (--set force=true).",)
+        forced = () if advised is None else (f"{advised}. It was deployed nevertheless (--set force=true).",)
         return (*forced, *(() if self.why_void is None else (self.why_void,)))
 
     @property
@@ -395,7 +395,7 @@ class Deployment:
             The folder.
 
         Raises:
-            BadInput: If ``copy_model`` is set for a model that is no folder, or the policy does not describe its
+            BadInput: If ``copy_model`` is set for a model that is not a folder, or the policy does not describe its
                 proposers.
         """
         from casewise.deployment.saved import save

@@ -263,7 +263,7 @@ def read_description(folder: Path) -> dict[str, Any]:
     """Read ``deployment.json`` and compare every file that it lists with its hash."""
     file = folder / DEPLOYMENT
     if not file.is_file():
-        raise BadInput(f"{folder} is no deployment (it has no {DEPLOYMENT}); make one with casewise fit")
+        raise BadInput(f"{folder} is not a deployment (it has no {DEPLOYMENT}); make one with casewise fit")
     plain = read_json(file, "fit again")
     if plain.get("schema") != SCHEMA:
         raise Mismatch(f"{file} has schema {plain.get('schema')}, this version reads {SCHEMA}; fit again")
@@ -318,7 +318,7 @@ def _copy_model(source: Path, target: Path) -> None:
         return
     there = {path.relative_to(target) for path in target.rglob("*")} if target.exists() else set()
     if strange := sorted(map(str, there - {path.relative_to(source) for path in source.rglob("*")})):
-        raise BadInput(f"{target} holds {strange[0]}, which is no file of the model; save to another folder")
+        raise BadInput(f"{target} holds {strange[0]}, which is not a file of the model; save to another folder")
     shutil.copytree(source, target, dirs_exist_ok=True)
 
 

@@ -65,7 +65,7 @@ def deployed(
 ) -> pd.DataFrame:
     """Return one row for each decision: the deployed state, its metric and its harm against M0.
 
-    A mask that is composed of several is no recorded state: it needs ``archive`` to be measured, and the ``controller``
+    A mask that is composed of several is not a recorded state: it needs ``archive`` to be measured, and the ``controller``
     that decided, which says how it is composed.
     """
     chosen = pd.DataFrame([_chosen(decision) for decision in decisions])

@@ -130,7 +130,7 @@ def _promise(facts: Mapping[str, Any]) -> str:
         return f"nothing{why.removeprefix('nothing is promised')}. These are estimates."
     least, patients = smallest_promise(facts["patients"]), pluralize(facts["patients"], *UNIT)
     if least is None:
-        return f"nothing; these are estimates. {patients} are too few for a promise."
+        return f"nothing; these are estimates. A promise needs more than {patients}."
     return (
         f"nothing; these are estimates. fit --promise {least:g} sets patients aside for one; that is the smallest with "
         f"{patients}."

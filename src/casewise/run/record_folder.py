@@ -227,7 +227,7 @@ def _add(
         label = _as_shaped(label, next(iter(trajectories.values())).masks[0])
         if foreign := foreign_values(label, backbone):
             on_warning(
-                f"{case.id}: its label holds {', '.join(map(str, foreign))}, which is no class of the model; "
+                f"{case.id}: its label holds {', '.join(map(str, foreign))}, which is not a class of the model; "
                 "those voxels can only count as wrong"
             )
     for note in unread_notes(trajectories.values()):

@@ -69,7 +69,7 @@ class Masks:
 
 
 DEPLOYED = "deployed"
-"""The name of a deployed mask that is no saved candidate: one composed of pieces, or one whose step was not saved."""
+"""The name of a deployed mask that is not a saved candidate: one composed of pieces, or one whose step was not saved."""
 
 
 def state_order(name: str) -> tuple[str, int, float]:

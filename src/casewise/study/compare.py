@@ -58,7 +58,7 @@ WRITTEN = ("summary.json", "summary.md", "junit.xml", "report.html", "cases.csv"
 """Files that a comparison writes to its folder beside cases.jsonl."""
 
 BACKGROUND = ("background", "bg", "unlabeled", "unlabelled", "void")
-"""Names of a label 0 that is no class."""
+"""Names of a label 0 that is not a class."""
 Lines = Iterator[Mapping[str, Any]]
 
 

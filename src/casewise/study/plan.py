@@ -91,7 +91,7 @@ def read_plan(path: Path) -> ChangePlan:
         The plan.
 
     Raises:
-        BadInput: If the file is no plan; the message names the error and its place.
+        BadInput: If the file is not a plan; the message names the error and its place.
     """
     plain, sha256 = read_toml(path, "a plan")
     try:
@@ -125,7 +125,7 @@ def read_toml(path: Path, what: str) -> tuple[dict[str, Any], str]:
     try:
         return tomllib.loads(content), text_sha256(content)
     except (ValueError, RecursionError) as error:  # ValueError: also a whole number of more than 4,300 digits
-        raise BadInput(f"{path.name} is no TOML ({str(error)[:200]})") from None
+        raise BadInput(f"{path.name} is not TOML ({str(error)[:200]})") from None
 
 
 def _plan(path: Path, plain: Mapping[str, Any], sha256: str) -> ChangePlan:
@@ -158,7 +158,7 @@ def _plan(path: Path, plain: Mapping[str, Any], sha256: str) -> ChangePlan:
         allowed = [one for one, quantity in QUANTITIES.items() if quantity.of is None]
         wrong = next((key for key in inner if key not in allowed), None)
         if wrong is not None:
-            raise BadInput(f"{wrong} is no criterion on a measure; the criteria on measures are {', '.join(allowed)}")
+            raise BadInput(f"{wrong} is not a criterion on a measure; the criteria on measures are {', '.join(allowed)}")
         if "max_crossed_share" in inner and not next(one for one in measures if one.name == name).decisions:
             raise BadInput(f'max_crossed_share on {name} needs a decision: [measures.{name}] decision = "< 40"')
         of_measures[name] = acceptance_of({**confidence, **inner}, scope=f"measure {name}")

@@ -47,7 +47,7 @@ class Imported:
 
     def __post_init__(self) -> None:
         if not Path(self.folder).is_dir():
-            raise BadInput(f"imported:{self.folder} names no folder with masks")
+            raise BadInput(f"imported:{self.folder} must name a folder with masks")
 
     def states(self, network: Backbone | nn.Module) -> int:
         """Return the number of masks of the first case in the folder."""

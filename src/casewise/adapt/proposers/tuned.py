@@ -209,7 +209,7 @@ class TunedEpisode(ForwardEpisode):
         """
         state = State(step, alpha)
         if not 0 < step <= min(self.step, len(self._shares) + 1) or not self._shares:
-            raise BadInput(f"step {step} of case {self.case_id} has no weights between it and M0; deploy it as it is")
+            raise BadInput(f"step {step} of case {self.case_id} cannot be interpolated toward M0; deploy it unchanged")
         if state not in self.record.shrunk:
             averaged = step > len(self._shares)
             share = (1 - alpha) * (1.0 if averaged else self._shares[step - 1])

@@ -92,7 +92,7 @@ def is_acdc_driving(root: Path) -> bool:
 def acdc_driving(root: Path, *, ambiguous: str = "ignore") -> Cohort:
     """Every frame of train, val and test; the condition is the group, the sequence the cluster.
 
-    The normal-condition reference frames (``*_ref``) are no cases. Pixels that ``_gt_invIds.png`` marks as invalid
+    The normal-condition reference frames (``*_ref``) are not cases. Pixels that ``_gt_invIds.png`` marks as invalid
     become 255 unless ``ambiguous="keep"``.
     """
     images = _images(root)

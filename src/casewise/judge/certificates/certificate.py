@@ -178,7 +178,7 @@ def write_certificate(path: str | Path, certificate: Certificate) -> Path:
 def read_certificate(path: str | Path) -> Certificate:
     """Read a certificate from its file or folder; refuse one that was changed after it was issued.
 
-    The hash shows accidental changes. It is no signature: anybody could compute it again.
+    The hash shows accidental changes. It is not a signature: anybody could compute it again.
     """
     file = _file(path)
     try:
