@@ -43,7 +43,7 @@ from casewise.study.benchmark import (
 )
 
 PAGE, TABLE_CSV, TABLE_TEX, POLICIES = "bench.html", "tables/bench.csv", "tables/bench.tex", "policies"
-METHODS, DESIGNS = ("views:light",), ("default",)  # what is compared if nothing is named
+METHODS, DESIGNS = ("views:light",), ("default",)  # methods that are compared by default
 MANIFEST = "manifest.json"
 
 

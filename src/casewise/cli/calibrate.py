@@ -64,7 +64,7 @@ def calibrate(
 
     holdout = as_archive(archive, ladder)
     unflagged = None if flag_below is None else too_few_for_flags(holdout.marked(CALIBRATION), confidence)
-    if unflagged:  # known before anything is computed
+    if unflagged:  # checked before anything is computed
         typer.echo(f"! {unflagged}", err=True)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", CasewiseWarning)
@@ -100,7 +100,7 @@ def _kept_previous(place: Path, made: Policy) -> Path | None:
     try:
         if asdict(read_policy(file, typed=made.controller)) == asdict(made):
             return None
-    except CasewiseError:  # damaged, edited or of another version: worth keeping all the same
+    except CasewiseError:  # damaged, edited or of another version: it is kept, too
         pass
     number = 1
     while (aside := file.with_name(f"{file.stem}-previous-{number}.json")).exists():

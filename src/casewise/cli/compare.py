@@ -98,7 +98,7 @@ def compare(
         raise BadInput("compare needs two folders and an output folder: casewise compare OLD NEW -o OUT")
     check_place(out, (old, new, labels, images))
     with alone(out):
-        for name in WRITTEN:  # nothing old may be taken for the outcome of this run
+        for name in WRITTEN:  # remove results of an earlier run
             (out / name).unlink(missing_ok=True)
         outcome = compare_folders(
             old, new, labels=labels, images=images, cases=cases, names=names, plan=plan, measures=measures,

@@ -138,7 +138,7 @@ def _leaves_folder(text: str, *, proposers: bool) -> bool:
         place = rest if proposers and kind in PROPOSERS else word
         try:
             outside = place.startswith("~") or not (here / place).resolve().is_relative_to(here)
-        except (OSError, ValueError):  # no path at all: too long, or with a null byte
+        except (OSError, ValueError):  # not a path: too long, or with a null byte
             outside = True
         if outside:
             return True

@@ -163,8 +163,8 @@ def _approximate(calibration: Path | None) -> Iterator[str]:
     """Warn that the rate of false alarms is not a bound if the calibration cases were predicted by other weights."""
     if calibration is not None and (calibration / "tuned").is_dir() and not (calibration / "held-out").is_dir():
         yield (
-            "! weights that were tuned without a labelled case predicted it, and the mean of these weights predicts new "
-            "cases, so the probability of a false alarm is approximate; fit --promise sets cases aside for which it holds"
+            "! each labelled case was predicted by weights tuned without it, new cases by the mean of all weights, so "
+            "the probability of a false alarm is approximate; fit --promise sets cases aside for which it holds"
         )
 
 

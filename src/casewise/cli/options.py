@@ -125,13 +125,15 @@ class DeploymentOptions:
 
     policy: str | None = typer.Option(None, help="Only if -m is a model: policy.json, its archive, or m0 (no change).")
     model_at: str | None = typer.Option(None, "--model-at", help="Folder of the model, if it was moved after fit.")
-    objective: str | None = setting(None, help="Your own method (package.module:Name) or member models, if the policy names them.")
+    objective: str | None = setting(
+        None, help="Your own method (package.module:Name) or members that the policy names."
+    )
     controller: str | None = setting(None, help="Your own controller (package.module:Name), if the policy names one.")
     certificate: Path | None = setting(None, help="Certificate of this policy; another certificate is refused.")
-    watch: Path | None = setting(None, help="watch.json of casewise monitor: add every decision to it; after its alarm, use the original masks.")
+    watch: Path | None = setting(None, help="watch.json to add decisions to; after an alarm, every case keeps M0.")
     force: bool = setting(False, help="Deploy a policy that calibration advised against.")
     contract: str | None = setting(None, help="Reaction to images unlike the training data: refuse, warn or off.")
-    max_ram: str | None = setting(None, help="Refuse cases that need more memory than this, such as 16G; default of serve: 80 % of the free memory.")
+    max_ram: str | None = setting(None, help="Refuse larger cases (16G); default of serve: 80 % of the free memory.")
 
     def opened(self, model: Model, **more: Any) -> Deployment:
         """Open and check the deployment; ``more`` are further options of ``open_deployment``."""
@@ -165,7 +167,7 @@ class AdaptationOptions:
         "--foreground/--classes",
         help="Measure changes of the foreground only; false (or classes=true): of every class; default: true.",
     )
-    max_slices: int | None = setting(None, help="Slices or patches in one batch: fewer need less memory; the result is the same.")
+    max_slices: int | None = setting(None, help="Slices or patches per batch; fewer need less memory.")
     consensus: str | None = setting(None, help="How views are combined: mean, vote or medoid; default: mean.")
     mirrored_views: bool | None = setting(
         None, help="Predict each view with the model's mirroring too (several times slower); default: false."
@@ -206,7 +208,7 @@ class AdaptationOptions:
             _refuse_unread(OF_UPDATES, "nothing that is proposed makes updates")
 
 
-_OF_READINGS = {"consensus"}  # what views and members read, and updates never do
+_OF_READINGS = {"consensus"}  # options that views and members read, and updates do not
 _OF_VIEWS = {"mirrored_views", "source_statistics"}
 
 
@@ -400,7 +402,7 @@ def listed(text: str) -> str:
     return re.sub(rf"\{{({'|'.join(LISTS)})\}}", names, text)
 
 
-_UNBROKEN = "\N{NON-BREAKING HYPHEN}"  # keeps frag-stop on one line while text is wrapped
+_UNBROKEN = "\N{NON-BREAKING HYPHEN}"  # keeps a name such as frag-stop on one line when text is wrapped
 TYPE_NAMES = {"list[str]": "str", "list[Path]": "path", "list[float]": "float", "int range": "int"}
 """What ``--help`` calls the type of an option, where typer has the name of a Python type."""
 

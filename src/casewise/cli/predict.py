@@ -46,9 +46,7 @@ def predict(
     overwrite: bool = setting(False, help="Replace masks in -o that casewise did not write."),
     save_candidates: bool = setting(False, help="Keep the mask of every candidate."),
     keep_header: bool = setting(False, help="Copy the geometry of the image's NIfTI header to the mask."),
-    max_slices: int = setting(
-        None, help="Slices or patches in one batch: fewer need less memory; the result is the same."
-    ),
+    max_slices: int = setting(None, help="Slices or patches per batch; fewer need less memory."),
     codes: Path = setting(None, help="JSON with codes of the classes, for DICOM SEG."),
     segmentation: str = setting("binary", help="Kind of DICOM SEG: binary (every viewer) or labelmap (smaller)."),
     report: Path = setting(None, help="Write a machine-readable report of the run."),

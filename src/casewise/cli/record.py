@@ -118,7 +118,7 @@ def record(
     words = [f"{archive}: {pluralize(now, 'case')}{_since(there, added, ladders, before)}; {len(failed)} failed"]
     if now:
         several = f" --ladder {ladders[0]}" if len({*there, *ladders}) > 1 else ""
-        judged = all(files.split == EVALUATION for files in cases)  # calibrate refuses these
+        judged = all(files.split == EVALUATION for files in cases)  # calibrate refuses evaluation cases
         words.append(f"next: casewise {f'study {archive} -c HOLDOUT' if judged else f'calibrate {archive}'}{several}")
     answer(
         "\n".join(words),
@@ -176,7 +176,7 @@ def _measure_source(source: ModelOptions, images: Path, out: Path, *, as_json: b
     from casewise.data.folders import list_cases
 
     if out.exists():
-        read_source_statistics(out)  # a file that is something else is refused
+        read_source_statistics(out)  # raises an error if the file is something else
     backbone = source.chosen().load()
     cases = list_cases(images, ending=backbone.ending)
     inputs = (pipeline_of(backbone.prepare(backbone.read(files).case), backbone).whole for files in cases)

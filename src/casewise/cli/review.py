@@ -71,7 +71,7 @@ def _apply(folder: Path, out: Path | None, *, as_json: bool) -> None:
     for one in (one for one in done if one.open):
         typer.echo(f"! {one.case} is open: {one.why}", err=True)
     for one in (one for one in done if one.overruled):
-        typer.echo(f"! {one.case}: reviewers disagree, and the last decision counts: {one.why}; before: {one.overruled}", err=True)
+        typer.echo(f"! {one.case}: reviewers disagree, the last counts: {one.why}; before: {one.overruled}", err=True)
     counted = ", ".join(f"{name}: {count}" for name, count in sorted(taken.items()))
     answer(
         f"{counted}\nwrote {len(done) - taken['none']} masks and {out / APPLIED}",

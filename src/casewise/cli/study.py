@@ -28,7 +28,7 @@ def study(
     policy: Path = typer.Option(None, "-p", "--policy", help="policy.json or its folder; default: CALIBRATION."),
     controller: str = setting(None, help="Your own controller (package.module:Name), if the policy names one."),
     out: Path = typer.Option(None, "--out", "-o", help="Folder for the report; default: EVALUATION/report."),
-    only: list[str] = typer.Option([], help="Run this analysis only; repeat for more. A wrong name prints the list of analyses."),
+    only: list[str] = typer.Option([], help="Run this analysis only; repeat for more. A wrong name prints all names."),
     other: list[str] = typer.Option(
         [],
         help="NAME=EVALUATION[,CALIBRATION]: another method on the same cases; of archives with several methods, "

@@ -131,7 +131,7 @@ class CaseResult:
 
 @dataclass(frozen=True)
 class Deployment:
-    """Model, proposers and policy. Not for two threads at once: there is one network, and it is lent out.
+    """Model, proposers and policy. Not thread-safe: all cases use the same network.
 
     Args:
         model: An ``nn.Module`` that returns logits, a folder, a hub id, a :class:`~casewise.adapt.model.Model`, or a
@@ -174,7 +174,7 @@ class Deployment:
         if not self.proposers:
             object.__setattr__(self, "proposers", proposers_of(self.policy, folder=self.folder))
 
-    # ---- what it is made of ----
+    # ---- its parts ----
 
     @property
     def backbone(self) -> Backbone:
@@ -190,7 +190,7 @@ class Deployment:
     def trusted(self) -> dict[str, Any]:
         """Parts of the model that may run code: checkpoint, bundle, architectures."""
         own = self.model
-        if not isinstance(own, Model):  # a network in memory: nothing was read
+        if not isinstance(own, Model):  # a network in memory was not read from a file
             return {"checkpoint": False, "bundle": False, "architectures": []}
         named = list(own.trust_architectures)
         return {"checkpoint": own.trust, "bundle": own.trust_bundle, "architectures": named}
@@ -269,7 +269,7 @@ class Deployment:
         state = self.watch.state
         return {"cases": len(state.decided), "alarms": state.alarms, "suspended": state.suspended}
 
-    # ---- what it does ----
+    # ---- prediction ----
 
     def check(self) -> None:
         """Refuse, before the first case, a policy or certificate of another model, proposer, loader or calibration.
@@ -402,7 +402,7 @@ class Deployment:
 
         return save(self, Path(folder), copy_model=copy_model)
 
-    # ---- how ----
+    # ---- steps of a prediction ----
 
     def _case(self, image: Case | NDArray[Any] | str | Path) -> Case:
         if isinstance(image, Case):
@@ -443,7 +443,7 @@ class Deployment:
     def _fallen_back(self, case: Case, ready: Prepared, policy: Policy, error: Exception) -> CaseResult:
         """Return M0 after a failure; raise errors about the image itself."""
         if isinstance(error, MovedUnselected):
-            forget_loaded()  # the network was given back; the next case loads it again nevertheless
+            forget_loaded()  # the network was restored; the next case loads it again to be safe
         reason = f"adaptation failed: {in_one_line(error)}"
         mask: Mask | None = getattr(error, "source_mask", None)
         if mask is None:

@@ -33,7 +33,7 @@ from casewise.study.deployed_measures import DeployedMeasures
 DEPLOYMENT, MEASURES, MODEL = "deployment.json", "measures.json", "model"
 TUNED: str = "tuned"
 SCHEMA = 1
-OPTIONS = ("contract", "force", "max_ram")  # fields of a Deployment that its folder keeps
+OPTIONS = ("contract", "force", "max_ram")  # fields of a Deployment that are saved in its folder
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def save(deployment: Deployment, folder: Path, *, copy_model: bool) -> Path:
         if how.tuned is not None:
             policy = with_tuned_at(policy, name, TUNED)
     write_policy(folder / POLICY, policy)
-    (folder / CERTIFICATE).unlink(missing_ok=True)  # one of an earlier deployment promises nothing here
+    (folder / CERTIFICATE).unlink(missing_ok=True)  # a certificate of an earlier deployment does not hold for this one
     if deployment.certificate is not None:
         write_certificate(folder / CERTIFICATE, deployment.certificate)
     (folder / MEASURES).unlink(missing_ok=True)
@@ -302,7 +302,7 @@ def _model_of(folder: Path, facts: dict[str, Any], given: Any, fields: dict[str,
     written = {name: facts[name] for name in own & set(facts)}
     known = from_plain(Model, {**written, "spec": spec}, str(folder / DEPLOYMENT), "fit again")
     if known.device == "cuda":
-        known = replace(known, device=device_of(None))  # the machine here may have none
+        known = replace(known, device=device_of(None))  # this machine may have no GPU
     return replace(known, **fields)
 
 

@@ -65,8 +65,8 @@ def deployed(
 ) -> pd.DataFrame:
     """Return one row for each decision: the deployed state, its metric and its harm against M0.
 
-    A mask that is composed of several is not a recorded state: it needs ``archive`` to be measured, and the ``controller``
-    that decided, which says how it is composed.
+    A mask that is composed of several masks was not recorded; to measure it, pass ``archive`` and the ``controller``
+    that composed it.
     """
     chosen = pd.DataFrame([_chosen(decision) for decision in decisions])
     if chosen.empty:

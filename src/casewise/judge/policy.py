@@ -412,5 +412,5 @@ def _built(policy: Policy, more: Mapping[str, Any]) -> Controller:
     except TypeError as error:
         raise BadInput(f"policy {policy.name!r} is not calibrated ({error}); run casewise calibrate first") from error
     if lost := [part for part in ("name", "needs", "states", "decide") if not hasattr(controller, part)]:
-        raise BadInput(f"{policy.controller} is not a controller, it has no {' and no '.join(lost)}; see CONTRIBUTING.md")
+        raise BadInput(f"{policy.controller} is not a controller: no {' and no '.join(lost)}; see CONTRIBUTING.md")
     return controller

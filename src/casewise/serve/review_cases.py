@@ -69,7 +69,7 @@ class Masks:
 
 
 DEPLOYED = "deployed"
-"""The name of a deployed mask that is not a saved candidate: one composed of pieces, or one whose step was not saved."""
+"""Name of a deployed mask that is not a saved candidate: composed of pieces, or of a step that was not saved."""
 
 
 def state_order(name: str) -> tuple[str, int, float]:

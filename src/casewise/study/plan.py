@@ -158,7 +158,7 @@ def _plan(path: Path, plain: Mapping[str, Any], sha256: str) -> ChangePlan:
         allowed = [one for one, quantity in QUANTITIES.items() if quantity.of is None]
         wrong = next((key for key in inner if key not in allowed), None)
         if wrong is not None:
-            raise BadInput(f"{wrong} is not a criterion on a measure; the criteria on measures are {', '.join(allowed)}")
+            raise BadInput(f"{wrong} is not a criterion on a measure; these are {', '.join(allowed)}")
         if "max_crossed_share" in inner and not next(one for one in measures if one.name == name).decisions:
             raise BadInput(f'max_crossed_share on {name} needs a decision: [measures.{name}] decision = "< 40"')
         of_measures[name] = acceptance_of({**confidence, **inner}, scope=f"measure {name}")

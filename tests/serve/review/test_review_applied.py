@@ -153,7 +153,7 @@ def test_reviewers_who_disagree_are_named_and_the_last_decision_counts(predictio
     for who, case_id, word in (*said, ("Bob", "unsaved", "flag")):
         ReviewLog(out / REVIEWS).append(Review(case_id, word, who, folder.about(case_id), adapted="1"))
     told = CliRunner().invoke(app, ["review", str(out), "--apply", "-o", str(tmp_path / "chosen")])
-    assert "! kept: reviewers disagree, and the last decision counts: Bob keeps the new mask, state 1" in told.output
+    assert "! kept: reviewers disagree, the last counts: Bob keeps the new mask, state 1" in told.output
     assert "before: Ada keep-m0" in told.output
     assert "unsaved: reviewers disagree" not in told.output
     lines = Chain(tmp_path / "chosen" / APPLIED).lines()

@@ -208,7 +208,7 @@ def convert_checkpoint(path: Path, *, trust: bool = False) -> Path:
     if not path.is_file():
         raise BadInput(f"there is no checkpoint {path}; name one that exists")
     if target.exists() and "made_from_sha256" not in _facts(target):
-        raise BadInput(f"{target.name} beside {path.name} was not written by casewise inspect --convert; move one of them away")
+        raise BadInput(f"casewise inspect --convert did not write {target.name} beside {path.name}; move one away")
     contents = _read_pickle(path, trust=trust)
     facts = None
     if "network_weights" in contents:

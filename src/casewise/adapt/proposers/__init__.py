@@ -73,7 +73,7 @@ class Proposer(Protocol):
         """Return the binding of a policy that was fitted on these candidates."""
 
     def propose(self, case: PreparedCase, network: Backbone | nn.Module) -> States:
-        """Lend the frozen model to one case."""
+        """Return the states of one case, as a context manager that restores the network."""
 
 
 def bind(proposer: Proposer, how: Adaptation, network: Backbone | nn.Module, options: dict[str, Any]) -> Binding:

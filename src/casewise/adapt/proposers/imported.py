@@ -59,7 +59,7 @@ class Imported:
         return bind(self, self.how, network, {"masks": Path(self.folder).name, "steps": self.states(network)})
 
     def propose(self, case: PreparedCase, network: Backbone | nn.Module) -> MaskEpisode:
-        """Lend the network to one case; M0 is predicted, the other masks are read."""
+        """Return the episode of one case: M0 is predicted, the other masks are read."""
         backbone = as_backbone(network)
         files, steps = self._files(case.case.id), self.states(network)
         if len(files) != steps:
@@ -103,7 +103,7 @@ class MethodMasks:
         return bind(self, self.how, network, {})
 
     def propose(self, case: PreparedCase, network: Backbone | nn.Module) -> MaskEpisode:
-        """Lend the network to one case; the function is called once, after M0 was predicted."""
+        """Return the episode of one case; the function is called once, after M0 was predicted."""
 
         def masks() -> Sequence[Any]:
             return self._masks(case, episode.network, episode.pipeline.whole)

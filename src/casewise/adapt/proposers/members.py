@@ -67,7 +67,7 @@ class Members:
         return bind(self, self.how, network, {"members": members, "consensus": self.how.consensus})
 
     def propose(self, case: PreparedCase, network: Backbone | nn.Module) -> ForwardEpisode:
-        """Lend the network to one case; a member prepares the case when its turn comes."""
+        """Return the episode of one case; a member prepares the case when its turn comes."""
         backbone, how = as_backbone(network), self.how
         members = self.on(backbone)
         passes = [ForwardPass(name, _reader(name, member, case.case)) for name, member in members.items()]

@@ -176,7 +176,9 @@ def compare_designs(
     estimate = nested_gains(fits, allowed_hurt, progress) if nested and len(fits.folds) > 3 else None
     why = _why(rows, chosen, allowed_hurt)
     if estimate is not None and estimate.gain < 0 and chosen != "m0":
-        why = f"{chosen} passes every test, but when the choice is repeated without each {UNIT[0]}, it loses ({estimate.gain:+.4f})"
+        why = (
+            f"{chosen} passes every test, but repeating the choice without each {UNIT[0]} loses ({estimate.gain:+.4f})"
+        )
         chosen = "m0"
     return DesignComparison(rows, chosen, why, allowed_hurt, estimate, deployed)
 
