@@ -117,7 +117,7 @@ def mean_weights(folds: Sequence[TunedWeights]) -> TunedWeights:
 
 
 @contextmanager
-def lent_weights(network: nn.Module, tuned: TunedWeights, share: float = 1.0) -> Iterator[None]:
+def temporary_weights(network: nn.Module, tuned: TunedWeights, share: float = 1.0) -> Iterator[None]:
     """Return a context in which the network has the weights M0 + share (tuned - M0); its own tensors come back.
 
     Args:

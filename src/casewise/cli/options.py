@@ -81,8 +81,8 @@ class ModelOptions:
     step_size: float = setting(0.5, help="Step of nnU-Net's sliding window, as a share of the window.")
     merge: list[str] | None = setting(None, help="Merge or rename classes, such as disc=rim+cup; repeat for several.")
 
-    def chosen(self) -> Model:
-        """The model, not loaded yet."""
+    def as_model(self) -> Model:
+        """Return the model, not loaded yet."""
         from casewise.adapt.model import Model, device_of, nnunet_folder
         from casewise.core.errors import BadInput
 
@@ -135,7 +135,7 @@ class DeploymentOptions:
     contract: str | None = setting(None, help="Reaction to images unlike the training data: refuse, warn or off.")
     max_ram: str | None = setting(None, help="Refuse larger cases (16G); default of serve: 80 % of the free memory.")
 
-    def opened(self, model: Model, **more: Any) -> Deployment:
+    def open_deployment(self, model: Model, **more: Any) -> Deployment:
         """Open and check the deployment; ``more`` are further options of ``open_deployment``."""
         from casewise.adapt.contract import parse_size
         from casewise.deployment.saved import open_deployment
@@ -179,7 +179,7 @@ class AdaptationOptions:
         None, help="With modulation: archive recorded without modulation, to scale the risk; needs no labels."
     )
 
-    def asked(self, model: Model) -> dict[str, Any]:
+    def as_fields(self, model: Model) -> dict[str, Any]:
         """Return the given fields of an Adaptation; an archive of statistics is read."""
         from casewise.adapt.adaptation import Adaptation
         from casewise.core.errors import BadInput
@@ -247,13 +247,13 @@ class CaseOptions:
 
         return channel_patterns(self.channels)
 
-    def whole(self, backbone: Backbone) -> tuple[CaseFiles, ...]:
+    def all_cases(self, backbone: Backbone) -> tuple[CaseFiles, ...]:
         """The cases of all parts, for statements about the whole folder."""
         from casewise.run.gather import gathered_cases
 
         return gathered_cases(backbone, self.images, labels=self.labels, groups=self.groups, parts=(1, 0))
 
-    def gathered(self, backbone: Backbone, keep: Path | None = None) -> tuple[CaseFiles, ...]:
+    def list_cases(self, backbone: Backbone, keep: Path | None = None) -> tuple[CaseFiles, ...]:
         """The cases of the folder that this process takes; DICOM series are written as NIfTI below ``keep``."""
         from casewise.run.gather import gathered_cases
 
@@ -277,8 +277,8 @@ class EngineOptions:
     address: str | None = setting(None, help="Address of a Ray cluster; default: start Ray on this machine.")
     timeout: float | None = setting(None, help="Seconds per case; after that predict writes the original mask.")
 
-    def chosen(self) -> Any:
-        """The engine."""
+    def as_engine(self) -> Any:
+        """Return the engine."""
         from casewise.run.local import chosen_engine
 
         return chosen_engine(self.engine, jobs=self.jobs, timeout_s=self.timeout, address=self.address)
@@ -364,6 +364,7 @@ _SET: Any = typer.Option(
 
 
 MANY = ("-f",)
+SET = "Settings (--set NAME=VALUE, or a key in casewise.toml)"  # the last heading in ``--help``
 
 
 SECTIONS = {
@@ -436,21 +437,20 @@ class NnUNetStyle(TyperCommand):
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Options of the command, required ones first; then those of each group; then the settings."""
         headings = {field.name: title for title, group in SECTIONS.items() for field in fields(group)}
-        rows: dict[str, list[tuple[str, str]]] = {title: [] for title in ("Arguments", "Options", *SECTIONS)}
+        rows: dict[str, list[tuple[str, str]]] = {title: [] for title in ("Arguments", "Options", *SECTIONS, SET)}
         for one in sorted(self.get_params(ctx), key=lambda one: not one.required):
             row = one.get_help_record(ctx)
             own = "Arguments" if one.param_type_name == "argument" else "Options"
-            if row is not None:
+            if is_setting(one):
+                rows[SET].append((_words(one, None)[0].lstrip("-"), listed(getattr(one, "help", ""))))
+            elif row is not None:
                 spelled = re.sub(r"<([^>]+)>", lambda kind: f"<{TYPE_NAMES.get(kind[1], kind[1])}>", row[0])
                 rows[headings.get(str(one.name), own)].append((spelled, listed(row[1])))
+        rows[SET].sort()
         for title, found in rows.items():
             if found:
                 with formatter.section(colored(title, "cyan")):
                     formatter.write_dl([(spelled, said.replace("-", _UNBROKEN)) for spelled, said in found])
-        settings = [(_words(one, None)[0].lstrip("-"), listed(one.help)) for one in self.params if is_setting(one)]
-        if settings:
-            with formatter.section(colored("Settings (--set NAME=VALUE, or a key in casewise.toml)", "cyan")):
-                formatter.write_dl([(name, said.replace("-", _UNBROKEN)) for name, said in sorted(settings)])
         formatter.buffer[:] = [line.replace(_UNBROKEN, "-") for line in formatter.buffer]
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

@@ -92,20 +92,20 @@ def record(
     archive = out
     keep_freed_memory()
     check_archive_place(archive)
-    model = source.chosen()
+    model = source.as_model()
     probes = tuple(name for name in signals.split(",") if name)
     probes_of(probes)  # a wrong name is an error before anything is recorded
-    cases = which.gathered(model.load(), keep=archive.with_name(f"{archive.name}-images"))
+    cases = which.list_cases(model.load(), keep=archive.with_name(f"{archive.name}-images"))
     if which.labels is not None and len(cases) > 1 and not any(files.cluster for files in cases):
         typer.echo(NO_PATIENTS, err=True)
-    adaptation = Adaptation(**how.asked(model), reset=reset, shrink=parsed_states(shrink), signals=probes)
+    adaptation = Adaptation(**how.as_fields(model), reset=reset, shrink=parsed_states(shrink), signals=probes)
     proposers = proposals(adaptation, propose, how.objective)
     how.check_used(proposers)
     ladders = tuple(proposers)
     work = RecordCase(model, proposers, {files.id: files for files in cases}, ignore_geometry=ignore_geometry)
     there = _there(archive)
     made, results = record_folder(
-        work, where.chosen(), archive, metric=metric, dataset=_name(which.images),
+        work, where.as_engine(), archive, metric=metric, dataset=_name(which.images),
         on_warning=lambda note: typer.echo(f"casewise: {note}", err=True),
     )  # fmt: skip
     before, failed = len(made.entries), {}
@@ -177,7 +177,7 @@ def _measure_source(source: ModelOptions, images: Path, out: Path, *, as_json: b
 
     if out.exists():
         read_source_statistics(out)  # raises an error if the file is something else
-    backbone = source.chosen().load()
+    backbone = source.as_model().load()
     cases = list_cases(images, ending=backbone.ending)
     inputs = (pipeline_of(backbone.prepare(backbone.read(files).case), backbone).whole for files in cases)
     found = source_statistics(inputs, model=backbone.fingerprint, loader=backbone.loader)

@@ -36,7 +36,7 @@ from casewise.data.dicom_series import (
     read_series,
     short_hash,
     survey_series,
-    told_apart,
+    unique_names,
 )  # fmt: skip
 from casewise.data.nifti import MAX_BYTES, placed_volume, write_volume
 
@@ -218,7 +218,7 @@ def _case_ids(objects: Sequence[MaskObject]) -> dict[str, str]:
     for one in objects:
         stem = stems[one.path]
         names.setdefault(one.series_uid, made_case_id(stem if count[stem] == 1 else one.path.parent.name))
-    return told_apart(names, "-")
+    return unique_names(names, "-")
 
 
 def read_masks(

@@ -18,7 +18,7 @@ from casewise.core.errors import BadInput, TooFewCases
 from casewise.core.records import SOURCE, Policy, State
 from casewise.judge.certificates import risk_control
 from casewise.judge.certificates.certificate import Certificate, new_certificate, promise, refusal, unit_of
-from casewise.judge.certificates.certify_router import curve, noted, reliability_points
+from casewise.judge.certificates.certify_router import curve, note_attempt, reliability_points
 from casewise.judge.certificates.evidence import Floats, LossTable, cluster_of, cluster_rows
 from casewise.judge.controllers.metadata import metadata_of
 from casewise.judge.controllers.region_gate import OFF_GRID, region_scores
@@ -166,7 +166,7 @@ def certify_gate(
         raise BadInput(f"a gate certificate needs the policy 'region-gate', got {policy.name!r} ({policy.controller})")
     check_binding(policy, archive.binding)
     question = {"method": loss, "alphas": [alpha], "population": population, "within": within}
-    said = noted(archive, policy, question, force=force)
+    said = note_attempt(archive, policy, question, force=force)
     if evaluation is not None:
         evaluation = unlock(evaluation, purpose="certify", policy=fitted_on(policy, archive.entries.values()))
     keep_small = bool(policy.options.get("keep_small", False))

@@ -71,7 +71,7 @@ def certify_router(
     labelled.check_router(policy)
     check_go(policy, force=force)
     evidence = labelled.router_evidence(archive, policy, overlap=asked.low_mid == "envelope", margin=asked.margin)
-    said = noted(archive, policy, {"method": "crc or ltt", **asdict(asked)}, force=force)
+    said = note_attempt(archive, policy, {"method": "crc or ltt", **asdict(asked)}, force=force)
     if evaluation is not None:
         evaluation = unlock(evaluation, purpose="certify", policy=fitted_on(policy, archive.entries.values()))
     tables = tuple(loss_table(evidence, asked, name) for name in asked.losses)
@@ -85,12 +85,12 @@ def certify_router(
     cut = None if at is None else float(tables[0].settings[at])
     bound = None if at is None else float(scores[at])
     reach = limits(asked, tables[0].units, kind)
-    certificate, certified = issued(archive, policy, asked, evidence, cut, bound, reach, curve(tables[0], scores), said)
+    certificate, certified = issue(archive, policy, asked, evidence, cut, bound, reach, curve(tables[0], scores), said)
     more = _reliability(policy, asked, evidence, tables, evaluation)
     return replace(certificate, details=_details(asked, kind), **more), certified
 
 
-def noted(
+def note_attempt(
     archive: Archive, policy: Policy, question: Mapping[str, Any], *, force: bool, together: Together = ()
 ) -> dict[str, Any]:
     """Write down the attempt and return its number with the warnings: a forced no-go, earlier looks at the labels.
@@ -105,7 +105,7 @@ def noted(
     return {"attempt": attempt, "warnings": tuple(warnings)}
 
 
-def issued(
+def issue(
     archive: Archive,
     policy: Policy,
     asked: Promise,
