@@ -156,8 +156,8 @@ class TunedFolder:
     """The tuned weights of every fold, and the reasons of folds that failed."""
 
     folds: tuple[TunedWeights, ...]
-    failed: Mapping[str, str]  # by patient: why the training of its fold failed
-    sha256: str  # of all files with weights
+    failed: Mapping[str, str]  # by patient: reason why the training of the fold failed
+    sha256: str  # hash of all files with weights
 
     @property
     def model(self) -> str:

@@ -59,7 +59,7 @@ class Entry:
     cluster: str | None = None
     split: str | None = None
     spacing_mm: tuple[float, ...] | None = None
-    labelled: bool = False  # by value or by hash
+    labelled: bool = False  # True if a label is stored
     label_sha256: str | None = None
     input_sha256: str | None = None
     seed: int = 0
@@ -71,10 +71,10 @@ class Entry:
     mask_sha256: Mapping[str, str] = field(default_factory=dict)  # by str(state)
     files: Mapping[str, str] = field(default_factory=dict)  # sha256 by file name
     ladder: str = ""  # name of the ladder, if the archive holds several; its files are then in a separate folder
-    rungs: tuple[str, ...] = ()  # what the steps after M0 are called, where they are not updates
-    fold: str = ""  # which tuned weights made its candidates: "fold-2", "mean"
+    rungs: tuple[str, ...] = ()  # names of the steps after M0, if they are not updates
+    fold: str = ""  # tuned weights that made the candidates: "fold-2", "mean"
     trained_on: tuple[str, ...] = ()  # patients whose labels trained those weights
-    appearance: Mapping[str, float] = field(default_factory=dict)  # what the image looks like to the model
+    appearance: Mapping[str, float] = field(default_factory=dict)  # appearance of the image for the model
 
     @property
     def digest(self) -> str:

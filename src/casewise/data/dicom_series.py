@@ -402,7 +402,7 @@ def _pixels(series: Series, one: Slice) -> NDArray[Any]:
     try:
         stored = pydicom_module().dcmread(one.path)
         pixels = np.asarray(stored.pixel_array)
-    except Exception as error:  # a decoder that is not there, or a damaged stream: pydicom raises many kinds
+    except Exception as error:  # pydicom raises many kinds of errors for a missing decoder or a damaged stream
         raise BadInput(
             f"series {series.case_id}: the pixels of {one.path.name} cannot be read "
             f"({' '.join(str(error).split())}); export the series uncompressed"

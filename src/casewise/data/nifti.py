@@ -39,7 +39,7 @@ class Header:
     """Shape, type and size from the first bytes of a file."""
 
     shape: tuple[int, ...]
-    bits: int  # of one voxel, from its datatype; what bitpix says is not believed
+    bits: int  # bits of a voxel, from the datatype; the field bitpix is ignored
     offset: float
     zooms: tuple[float, ...]
 
@@ -225,9 +225,9 @@ def _plain_volume(path: Path, *, max_bytes: int) -> Volume | None:
         usual = abs(zooms[0]) == 1 and min(zooms[1:]) > 0 and 0 <= min(codes) <= max(codes) <= 4  # nothing to mend
         fields = Nifti1Header(start[:_NIFTI1], "<", check=not usual)
         content = stream.decompress(stream.unconsumed_tail, header.bytes)
-        stream.decompress(stream.unconsumed_tail, 1)  # to the end, where the checksum is compared
+        stream.decompress(stream.unconsumed_tail, 1)  # read to the end, so that the checksum is compared
     except (zlib.error, HeaderDataError):
-        return None  # the other way says what is wrong
+        return None  # nibabel then reads the file and reports the error
     if len(content) != header.bytes:
         return None
     voxels = np.frombuffer(bytearray(content), fields.get_data_dtype()).reshape(header.shape[::-1])
@@ -306,7 +306,7 @@ def check_same_place(image: Path, label: Path, *, reorients: bool = False) -> No
         return
     shapes, affines = [(*one.shape, 1, 1)[:3] for one in (there, here)], [there.affine, here.affine]
     if shapes[0] != shapes[1] and not reorients:
-        return  # said when the label is paired
+        return  # reported when the label is paired
     if reorients:
         turns = [nibabel.io_orientation(affine) for affine in affines]
         affines = [

@@ -360,7 +360,7 @@ def _permutation_p(gaps: NDArray[Any], new: int) -> float:
     else:
         generator = np.random.default_rng(0)
         chosen = generator.permuted(np.tile(own.astype(float), (MOST_PERMUTATIONS, 1)), axis=1)
-        chosen = np.concatenate([own[None].astype(float), chosen])  # the division that was found is one of them
+        chosen = np.concatenate([own[None].astype(float), chosen])  # the observed division counts as one of them
     observed = _energy(gaps, own[None].astype(float))[0]
     return float(np.mean(_energy(gaps, chosen) >= observed - 1e-9))
 

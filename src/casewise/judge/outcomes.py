@@ -35,7 +35,7 @@ COLUMNS = [
 ]  # fmt: skip
 WHO = ["case", "group", "cluster", "split"]
 DECIDED = ["action", "bucket", "value", "deployed", "executed", "rolled_back"]
-_VERSION = 3  # of the table; raise it when a column changes its meaning
+_VERSION = 3  # version of the table; raise it when a column changes its meaning
 
 
 Rows = list[dict[str, Any]]
@@ -49,7 +49,7 @@ def outcomes(archive: Archive, *, measured: Measured | None = None) -> pd.DataFr
     Regions, delta and area are those of the masks under the archive's configuration. ``measured`` may spread the cases
     over processes or machines (``run/record_folder.py``).
     """
-    archive.check_unlocked(archive.ids)  # a cached table holds what labels said, too
+    archive.check_unlocked(archive.ids)  # a cached table also contains results of labels
     options = scoring_options(archive)
     key = json_text([_VERSION, archive.digest, options], sort_keys=True)
     name = f"outcomes-{text_sha256(key)}"

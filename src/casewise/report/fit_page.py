@@ -173,7 +173,7 @@ def labelled_pictures(
     read = archive.join(archive.ladders) if len(archive.ladders) > 1 else archive.only_ladder()
     made = []
     for case, row in picked.items():
-        if row["gated"]:  # its mask is composed of pieces and is not kept
+        if row["gated"]:  # the mask is composed of pieces and was not stored
             continue
         ladder, _, step = str(row["state"]).rpartition(":")
         after = read.mask(case, State(int(step)).on(ladder))

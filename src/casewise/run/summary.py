@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 Region = int | tuple[int, ...]
 METRICS = ("Dice", "FN", "FP", "IoU", "TN", "TP", "n_pred", "n_ref")
-SCORES = {True: "Dice", False: "IoU"}  # what makes a case better or worse: where 0 is background, where it is a class
+SCORES = {True: "Dice", False: "IoU"}  # True: label 0 is background
 
 
 def write_summary(work: PredictCase, cases: Sequence[CaseFiles], found: Sequence[PredictedCase]) -> dict[str, Any]:
@@ -120,7 +120,7 @@ def _regions(backbone: Backbone, scored: Sequence[CaseFiles], *, background: boo
         return tuple(sorted(value for value in backbone.labels if value > 0 or not background))
     found: set[int] = set()
     for files in scored:
-        with suppress(CasewiseError, OSError, ValueError, RuntimeError):  # said when the case is scored
+        with suppress(CasewiseError, OSError, ValueError, RuntimeError):  # reported when the case is scored
             found |= {int(value) for value in np.unique(backbone.read_label(files.label))} if files.label else set()
     return tuple(sorted(found - ({0, backbone.ignore} if background else {backbone.ignore})))
 

@@ -286,7 +286,7 @@ class _Service:
 
         def job(body: bytes, deadline: float | None) -> Response:
             limit = self.settings.max_unpacked_bytes
-            # equal images are one case, so equal requests get equal answers
+            # equal images get one case id, so equal requests get equal answers
             backbone, name = self.deployment.backbone, case_id or f"case-{hashlib.sha256(body).hexdigest()[:16]}"
             with opened(body, backbone, case_id=name, group=group, max_bytes=limit) as (reading, place):
                 found = self.deployment.predict(reading.case, deadline=deadline)

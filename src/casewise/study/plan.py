@@ -55,7 +55,7 @@ class ChangePlan:
     scans: int = 1
     subgroups: tuple[str, ...] = ()
     measures: tuple[Measure, ...] = ()
-    measure_criteria: Mapping[str, Acceptance] = field(default_factory=dict)  # by the name of the measure
+    measure_criteria: Mapping[str, Acceptance] = field(default_factory=dict)  # criteria by the name of the measure
     data: Mapping[str, str] = field(default_factory=dict)  # sha256 of old, new, labels
     description: Mapping[str, str] = field(default_factory=dict)
     impact: Mapping[str, str] = field(default_factory=dict)
@@ -402,7 +402,7 @@ def seal_plan(plan: ChangePlan, new: Sequence[Path | None], *, compared_before: 
     chain = Chain(log_of(plan.path))
     lines = chain.lines()
     notes = [f"the log of the plan was edited ({problem})" for problem in chain.problems[:1]]
-    files = [path for path in new if path is not None]  # they are not opened
+    files = [path for path in new if path is not None]  # the files are not opened
     listing = json_sha256(sorted((path.name, path.stat().st_size if path.is_file() else -1) for path in files))
     first_look = next(
         (at for at, line in enumerate(lines) if line.get("event") == OPENED and line.get("new") == listing), None

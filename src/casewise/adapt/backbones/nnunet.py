@@ -69,8 +69,8 @@ class NnUNet:
     ignore: int | None
     ending: str
     expects: Expectation
-    configuration: str  # of the plans: "2d", "3d_fullres", ...
-    folds: tuple[int | str, ...]  # that the network is made of
+    configuration: str  # name in the plans: "2d", "3d_fullres", ...
+    folds: tuple[int | str, ...]  # folds of the network
 
     @classmethod
     def load(

@@ -50,7 +50,7 @@ class Members:
         found: dict[str, Backbone] = {}
         plain = unmerged(backbone)
         device = str(next(plain.network.parameters()).device)
-        tiling = tuple(sorted(getattr(plain, "tiling", {}).items()))  # of an nnU-Net; other backbones have none
+        tiling = tuple(sorted(getattr(plain, "tiling", {}).items()))  # only an nnU-Net has tiling
         for word in self._words:
             found |= _folds(plain) if word == "folds" else {word: _loaded(word, device, tiling)}
         for name, member in found.items():
@@ -114,7 +114,7 @@ def _check_alike(name: str, member: Backbone, backbone: Backbone) -> None:
         "another number of classes": (member.classes, backbone.classes),
         "another head": (member.head, backbone.head),
         "another number of channels": (member.expects.channels, backbone.expects.channels),
-        "images in another orientation": (_orientation(member), _orientation(backbone)),  # both get the model's images
+        "images in another orientation": (_orientation(member), _orientation(backbone)),  # same images
     }
     for what, (theirs, ours) in facts.items():
         if theirs != ours:

@@ -53,7 +53,7 @@ def mean_low(
     mean = float(numbers.mean())
     if amount < 2:
         return mean, -np.inf, np.inf
-    rest = np.bincount(number, numbers - mean) / len(numbers)  # what each cluster adds to the mean's error
+    rest = np.bincount(number, numbers - mean) / len(numbers)  # contribution of each cluster to the error of the mean
     error = float(np.sqrt(amount / (amount - 1) * (rest**2).sum())) * float(stdtrit(amount - 1, level))
     return mean, mean - error, mean + error
 
@@ -92,7 +92,7 @@ def chance_of_best(gains: Floats, clusters: Sequence[str], *, draws: int = 1999)
     signs = _signs(len(sums), draws)
     largest = (signs @ t).max(axis=1)
     reached = (largest[:, None] >= t.sum(axis=0) - 1e-9).sum(axis=0)
-    every = len(sums) <= _ALL_SIGNS  # then the pattern that was observed is one of them
+    every = len(sums) <= _ALL_SIGNS  # True: all patterns are tried, the observed one included
     return np.asarray(reached / len(signs) if every else (1 + reached) / (1 + len(signs)))
 
 

@@ -54,12 +54,12 @@ class Certificate:
     units: int  # n: independent units
     cases: int
     floor: float  # the smallest alpha that n units can certify
-    needed: int  # units that would do for this alpha
+    needed: int  # units that are enough for this alpha
     cut: float | None  # certified rollback cut or gate threshold
     bound: float | None  # achieved bound (CRC) or p-value (LTT) at the cut
     kept: float  # share of calibration cases (or region area) that the certified policy keeps
-    deployed: Mapping[str, Mapping[str, float]]  # what really happens: by policy ("before", "certified"), by number
-    advice: str = ""  # what to do about it: which n would do, what was tightened
+    deployed: Mapping[str, Mapping[str, float]]  # by policy ("before", "certified"): its means on the cases
+    advice: str = ""  # advice for the user: how many patients would be enough, or which cut was tightened
     binding: Binding | None = None
     policy: str = ""  # digest of the certified policy
     policy_before: str = ""  # digest of the policy that was certified
@@ -71,10 +71,10 @@ class Certificate:
     exposures: tuple[Mapping[str, Any], ...] = ()
     invalid_if: tuple[str, ...] = INVALID_IF
     details: Mapping[str, Any] = field(default_factory=dict)
-    warnings: tuple[str, ...] = ()  # what a reader must know beside the promise: a forced no-go, a repeated attempt
-    attempt: int = 1  # how many different certifications these labels have seen, this one included
-    issued: str = ""  # the day, as YYYY-MM-DD
-    version: str = ""  # of casewise
+    warnings: tuple[str, ...] = ()  # warnings to print beside the promise: a forced no-go, a repeated attempt
+    attempt: int = 1  # number of different certificates requested with these labels, with this one
+    issued: str = ""  # date, YYYY-MM-DD
+    version: str = ""  # version of casewise
     cohort: str = ""  # the archive whose labels were used
     groups: tuple[str, ...] = ()  # sites, vendors or conditions of its cases; a case of another one is outside
     schema: int = SCHEMA
@@ -170,7 +170,7 @@ def check_feasible(certificate: Certificate) -> None:
 def write_certificate(path: str | Path, certificate: Certificate) -> Path:
     """Write certificate.json atomically, with a hash of its content; a folder gets the file of that name."""
     file = _file(path)
-    plain = json.loads(json_text({**asdict(certificate), "schema": SCHEMA}, default=dict))  # as a reader will see it
+    plain = json.loads(json_text({**asdict(certificate), "schema": SCHEMA}, default=dict))  # as read from the file
     write_json(file, {**plain, "seal": json_sha256(plain)})
     return file
 

@@ -80,7 +80,7 @@ def selected(
     lost = (loss[:, None] * (s[:, None] <= cuts[None, :])).sum(axis=0)
     kept = (stream[:, None] <= cuts[None, :]).sum(axis=0)
     allowed = check_level("alpha", alpha) * kept * (len(s) + 1) / len(stream) + ACCEPT
-    room = allowed - lost  # what one more patient may lose for this cut to be allowed
+    room = allowed - lost  # largest loss of one more patient with which this cut is allowed
     safe = np.flatnonzero((room >= 1.0) & (kept > 0))
     if not safe.size:
         return None

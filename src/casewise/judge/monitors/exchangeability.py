@@ -53,7 +53,7 @@ class Exchangeability(Alarm):
 
     calibration: tuple[float, ...]
     delta: float = 0.05
-    seed: int = 0  # of the tie-breaking U, with the case id
+    seed: int = 0  # seed of the tie-breaking U, together with the case id
     stream: tuple[float, ...] = ()  # in order of arrival
     log_bets: tuple[float, ...] = (0.0,) * (2 * len(_POWERS))
     alarm_at: int | None = None
@@ -96,7 +96,7 @@ class GoLive(Alarm):
     calibration: tuple[float, ...]
     first: int = 20
     delta: float = 0.05
-    stream: tuple[float, ...] = ()  # of the first patients only
+    stream: tuple[float, ...] = ()  # values of the first patients only
     p: float | None = None  # known once they are complete
     alarm_at: int | None = None
 
@@ -134,11 +134,11 @@ def two_sample_p(pool: Sequence[float], stream: Sequence[float], *, shuffles: in
     """
     values = np.concatenate([np.asarray(pool, dtype=float), np.asarray(stream, dtype=float)])
     order = np.argsort(values, kind="stable")
-    last = np.append(np.diff(values[order]) > 0, True)  # both step functions are read after a group of equal values
+    last = np.append(np.diff(values[order]) > 0, True)  # the last of each group of equal values
     jumps = np.where(np.arange(len(values)) < len(pool), 1.0 / len(pool), -1.0 / len(stream))
     rng = np.random.default_rng(seed_of(RESAMPLING_SEED, values[order].tobytes().hex()))
     shuffled = rng.permuted(np.tile(jumps, (shuffles, 1)), axis=1)
-    weight = np.diff(np.flatnonzero(last), prepend=-1)  # how many values stand at each distinct one
+    weight = np.diff(np.flatnonzero(last), prepend=-1)  # number of values in each group
     found = ((np.cumsum(jumps[order])[last] ** 2) * weight).sum()
     drawn = ((np.cumsum(shuffled, axis=1)[:, last] ** 2) * weight).sum(axis=1)
     return float((1 + (drawn >= found - 1e-9).sum()) / (1 + shuffles))

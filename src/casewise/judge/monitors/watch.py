@@ -57,14 +57,14 @@ OVERTAKEN = "the certificate is void: the watch belongs to another policy; start
 class Watch:
     """Monitors by name over one stream of one policy. A case is added once, and a patient counts once."""
 
-    calibration_id: str  # of the policy that is watched; another one refuses this state
+    calibration_id: str  # calibration of the watched policy; other policies refuse this state
     monitors: Mapping[str, Monitor] = field(default_factory=dict)
     decided: tuple[str, ...] = ()  # case ids whose numbers were seen
     audited: tuple[str, ...] = ()  # case ids whose loss was seen
     decided_patients: tuple[str, ...] = ()
     audited_patients: tuple[str, ...] = ()
     waiting: tuple[str, tuple[float, ...]] | None = None  # the patient whose audits are not complete, and their losses
-    suspend_on_harm: bool = False  # whether an alarm of labelled audits deploys M0, too
+    suspend_on_harm: bool = False  # True: an alarm of audit also deploys M0
 
     @property
     def suspended(self) -> bool:
@@ -321,7 +321,7 @@ class Watching:
         with watch_lock(self.path):
             before = self.state
             if before.calibration_id != self._own or before.suspended:
-                return  # the watch of another policy took its place, or M0 was deployed because of an alarm
+                return  # the file now has the watch of another policy, or M0 was deployed after an alarm
             after = before.decision(decision.case_id, numbers_of(decision), decision.cluster)
             if after is not before:
                 write_watch(self.path, after)
