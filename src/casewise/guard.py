@@ -49,7 +49,7 @@ def guard(
 
     The controller decides after every state, M0 included; the next update is made only if it asks for one more step. A
     rollback
-    returns M0 itself. The network comes back bit-identical, also after an exception. An error of the objective or of
+    returns M0 itself. The network is restored bit by bit, also after an exception. An error of the objective or of
     the controller is raised; a :class:`~casewise.deployment.Deployment` returns M0 instead.
 
     Args:

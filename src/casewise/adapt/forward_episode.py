@@ -41,11 +41,11 @@ class ForwardEpisode:
 
     With ``running`` a state is the consensus of all passes so far, so that a stop rule can end the case as soon as the
     mask no longer changes. A pass that cannot be used (NaN, constant image) is left out and reported; its state repeats
-    M0. The network comes back bit-identical.
+    M0. The network is restored bit by bit.
 
     Args:
         case: The prepared case, with M0 where it was predicted already.
-        backbone: The model; its network is on loan.
+        backbone: The model.
         pipeline: The way from the prepared case to probabilities and masks.
         passes: The forward passes, in order.
         how: Options; ``how.steps`` is the number of states after M0.

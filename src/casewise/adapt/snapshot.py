@@ -47,7 +47,7 @@ def evaluating(network: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def restored(network: nn.Module, changing: Collection[str] | None = None) -> Iterator[None]:
-    """Give the network back bit-identical.
+    """Restore the network bit by bit at the end of the block.
 
     Args:
         network: The network.

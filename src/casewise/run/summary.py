@@ -246,7 +246,7 @@ UNCOVERED = "the certificate does not hold here: it covers none of these cases"
 
 @contextmanager
 def everyone(work: PredictCase) -> Iterator[list[PredictedCase]]:
-    """The entries of this run, those of its other parts included, while no other part writes page or summary.
+    """Yield the entries of all parts of the run; meanwhile no other part can write the page or the summary.
 
     Files that the block writes into the folder are listed in the audit log, so that later edits are noticed.
     """

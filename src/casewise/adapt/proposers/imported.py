@@ -34,7 +34,7 @@ _STEP = re.compile(r"step_([1-9]\d*)\..+")
 
 @dataclass(frozen=True)
 class Imported:
-    """Masks of a folder as candidates.
+    """Candidates that are read from a folder of masks.
 
     Args:
         how: Options.
@@ -82,7 +82,7 @@ class MethodMasks:
     """A function of the user's own that returns masks.
 
     Args:
-        how: Options; ``how.steps`` masks must come back.
+        how: Options; the function must return ``how.steps`` masks.
         function: ``(network, image) -> list of masks``.
     """
 

@@ -63,7 +63,7 @@ def _label(found: LocatedCase) -> Mask:
 
 
 def read_train_ids(path: Path) -> Mask:
-    """A label file in trainIds, whichever of the two codes it is named after."""
+    """Read a label file as trainIds; its name says whether it has labelIds or trainIds."""
     values = read_label_picture(path)
     return values.astype(np.uint8) if path.name.endswith("_labelTrainIds.png") else train_ids(values)
 

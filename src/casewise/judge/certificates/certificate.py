@@ -279,7 +279,7 @@ def promise(
 def refusal(alpha: float, units: int, floor: float, needed: int, unit: str, *, halved: bool = False) -> str:
     """Return why nothing is certified: there are too few units, or their harm is too large.
 
-    ``halved``: as many again fitted what these test, so twice as many are needed in all.
+    ``halved``: as many other units fitted the policies, so twice as many are needed in all.
     """
     in_all = f" to test, and as many to fit: {2 * needed} in all" if halved else ""
     if units >= needed:

@@ -52,7 +52,7 @@ def certify_designs(
         policies: Two or more calibrated policies; one is enough where ``halved``.
         asked: Losses and levels of the promise, with a ``delta``.
         force: Certify policies that calibration called NO-GO.
-        halved: True if as many patients again fitted the policies that these test.
+        halved: True if as many other patients fitted the policies.
 
     Returns:
         The certificate and the policy that it holds for.

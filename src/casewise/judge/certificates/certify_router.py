@@ -26,7 +26,7 @@ from casewise.judge.policy import check_go, fitted_on, judge_of
 from casewise.measure.metrics import METRICS
 
 KINDS = {"ha": "T2", "harmed": "T3", "dice": "T4", "worse-voxels": "T2"}
-ORDERS = 25  # fixed permutations over which betting averages the luck of the order away
+ORDERS = 25  # fixed permutations of the cases over which betting averages
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ def issue(
 ) -> tuple[Certificate, Policy]:
     """Return the certificate of a search that found ``cut`` (or None) among ``designs``, and the certified policy.
 
-    ``halved``: as many patients again fitted what these test.
+    ``halved``: as many other patients fitted the policies.
     """
     certified = fitted_on(wording.certified_policy(policy, cut), archive.entries.values())
     if "quota" in certified.preflight:  # another cut changes how many cases each bucket gets

@@ -1,14 +1,14 @@
 """The watch over one stream: its monitors and their state, in one small file that survives restarts.
 
-Every monitor counts patients (or sequences). Cases of one patient resemble each other, so a bet on each of them raises
-alarms on healthy streams: with four correlated cases per patient in one stream out of two. The numbers of a patient are
-those of its first case; its loss is the mean over its audited cases, and counts when the audits of the next patient
-begin. A case without a cluster counts as one patient.
+Every monitor counts patients (or sequences). Cases of one patient resemble each other, so monitors that count cases
+raise too many alarms on healthy streams (docs/how-to/monitor.md). The numbers of a patient are those of
+the first case; the loss is the mean over the audited cases, and counts when the audits of the next patient begin.
+A case without a cluster counts as one patient.
 
 Three label-free numbers of a decision are watched, as far as the calibration cases have them: ``value`` (the number
 that the policy read: a router's coordinate, or the size of the edit), ``agreement`` of the deployed mask with the other
 candidates, and ``foreground``, the share of the image that the deployed mask covers. The last two do not depend on M0,
-so they can show a fall of quality that M0 shares.
+so they can show a loss of quality that also affects M0.
 """
 
 from __future__ import annotations
