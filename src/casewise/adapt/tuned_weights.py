@@ -118,7 +118,7 @@ def mean_weights(folds: Sequence[TunedWeights]) -> TunedWeights:
 
 @contextmanager
 def temporary_weights(network: nn.Module, tuned: TunedWeights, share: float = 1.0) -> Iterator[None]:
-    """Return a context in which the network has the weights M0 + share (tuned - M0); its tensors are restored afterwards.
+    """Return a context in which the network has the weights M0 + share (tuned - M0); they are restored afterwards.
 
     Args:
         network: The network of the model that was tuned.
