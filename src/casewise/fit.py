@@ -60,11 +60,11 @@ ARCHIVE, HELD_OUT, PLAN, PAGE = "archive", "held-out", "plan.json", "fit.html"
 HALF_TUNED, HALF_ARCHIVE = "tuned-half", "archive-half"  # for the learning curve
 POOR = {"dice": 0.7, "miou": 0.5}  # below these a mask is worth a look
 TUNED_LADDER = "tuned"
-TUNED_STATES = "tuned=tuned:1,average"  # one forward pass more than M0
+TUNED_STATES = "tuned=tuned:1,average"  # a second forward pass, beside that of M0
 
 OnProgress = Callable[[str, int, int], None]
 """Called with the name of a step, the number of finished parts, and the number of all parts."""
-HALF = " from half"  # ends the names of the steps that are for the learning curve
+HALF = " from half"  # end of the names of steps for the learning curve
 
 
 @dataclass(frozen=True)
@@ -188,7 +188,7 @@ def fit(
     with file_lock(folder / "lock", wait=False) as own:
         if own is None:
             raise Refused(f"another fit writes to {folder}; wait for it, or choose another folder")
-        sweep(folder)  # what a killed run left half-written
+        sweep(folder)  # incomplete files of a killed run
         _check_plan(folder, options)
         return work.run(learners, aside, split, copy_model=copy_model)
 
@@ -244,7 +244,7 @@ class _Fit:
     allowed_hurt: float
     measures: tuple[Measure, ...]
     learning_curve: bool
-    loss: str  # that a promise bounds, with its margin
+    loss: str  # loss that a promise bounds, with its margin
     margin: float
     jobs: int | None
     on_progress: OnProgress
@@ -312,7 +312,7 @@ class _Fit:
 
         def progress(fold: int, update: int, loss: float) -> None:
             done[fold] = update
-            if not math.isnan(loss):  # a fold of an earlier run is no sign of how fast this one is
+            if not math.isnan(loss):  # folds of an earlier run say nothing about the speed of this one
                 total = tuning.updates * len(deal((one.patient for one in cases), folds))
                 self.on_progress(step, sum(done.values()), total)
 
@@ -471,7 +471,7 @@ class _Fit:
         }
 
     def _seconds_per_case(self, deployment: Deployment, one: Labelled) -> float:
-        """Measure how long a new case takes; of its label nothing is read."""
+        """Measure how long a new case takes; its label is not read."""
         return round(deployment.predict(self._read(one)).seconds, 2)
 
     def _read(self, one: Labelled) -> Case:
@@ -534,7 +534,7 @@ def _check_plan(folder: Path, options: Mapping[str, Any]) -> None:
         return
     strange = [path.name for path in folder.iterdir() if path.name not in ("lock", "images")]
     if strange:
-        raise BadInput(f"{folder} has {', '.join(sorted(strange)[:3])} and is no deployment; choose another folder")
+        raise BadInput(f"{folder} has {', '.join(sorted(strange)[:3])} and is not a deployment; choose another folder")
     write_json(file, plain)
 
 

@@ -49,7 +49,7 @@ Values = Mapping[str, Tensor]
 
 @contextmanager
 def displaced(subject: Adaptable, values: Values) -> Iterator[None]:
-    """Return a context in which these parameters have other values; the old ones come back, also after an error.
+    """Return a context in which these parameters have other values; the old ones are restored, also after an error.
 
     The storage is exchanged, not overwritten, so the backward pass of an earlier forward pass stays valid.
     """

@@ -202,7 +202,7 @@ def read_placed(path: Path) -> Placed:
 
 
 def _has_channels(error: Exception) -> bool:
-    return any(said in str(error) for said in (" axes ", "one number a pixel", "not whole numbers"))
+    return any(said in str(error) for said in (" axes ", "one number per pixel", "not whole numbers"))
 
 
 def _on_grid(case_id: str, name: str, placed: Placed, grid: Placed, resample: str | None) -> Placed:

@@ -20,7 +20,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from casewise.adapt.backbones.nnunet import members_of
 from casewise.adapt.logits import cross_entropy, entropy, probabilities
 from casewise.adapt.parameters import norm_layers, select, statistics
-from casewise.adapt.tuned_weights import TunedWeights, lent_weights
+from casewise.adapt.tuned_weights import TunedWeights, temporary_weights
 from casewise.core.errors import NotFinite, NothingToAdapt
 from casewise.learn.tuning import Progress, Tuning
 
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from casewise.learn.generic import GenericTask
     from casewise.learn.nnunet_task import NnUNetTask
 
-CLIP = 12.0  # largest norm of a gradient, nnU-Net's
-POWER = 0.9  # of the decay of the learning rate, nnU-Net's
+CLIP = 12.0  # largest norm of a gradient, as in nnU-Net
+POWER = 0.9  # power of the decay of the learning rate, as in nnU-Net
 
 
 Task: TypeAlias = "GenericTask | NnUNetTask"
@@ -112,7 +112,7 @@ class Loop:
     def _keep_close(self) -> float:
         """Add the gradient of keep_close * KL(M0(u) || f(u)); returns that term."""
         inputs, total = self.task.draw_unlabelled(), 0.0
-        with torch.no_grad(), lent_weights(self.network, self.source):
+        with torch.no_grad(), temporary_weights(self.network, self.source):
             known = [self.task.outputs(member, inputs)[0] for member in self.members]
         for member, before in zip(self.members, known, strict=True):
             loss = self.tuning.keep_close * divergence(before, self.task.outputs(member, inputs)[0], self.task.head)

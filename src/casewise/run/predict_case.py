@@ -149,7 +149,7 @@ class PredictCase:
         if self.save_candidates:
             states = {str(step): candidate for step, candidate in enumerate(trajectory.masks)}
             states |= {str(state): candidate for state, candidate in trajectory.shrunk.items()}
-            for ladder, one in _others(found).items():  # in folders of their own
+            for ladder, one in _others(found).items():  # in one folder per ladder
                 states |= {f"{ladder}/{step}": one.masks[step] for step in range(1, len(one.masks))}
             wanted |= {folder / f"{name}{self.layout.ending}": candidate for name, candidate in states.items()}
         for path, candidate in wanted.items():

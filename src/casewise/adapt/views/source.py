@@ -32,7 +32,7 @@ class SourceStatistics:
     """Mean quantiles and low-frequency amplitudes of source images, by channel."""
 
     model: str  # fingerprint of the weights
-    loader: str  # how images become inputs
+    loader: str  # reader and preprocessing
     images: int
     quantiles: NDArray[np.float64] = field(repr=False)  # (channel, LEVELS)
     amplitudes: NDArray[np.float64] = field(repr=False)  # (channel, 2 REACH + 1, REACH + 1), per pixel
