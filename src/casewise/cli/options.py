@@ -361,7 +361,7 @@ _SET: Any = typer.Option(
 )  # fmt: skip
 
 
-MANY = ("-f",)
+MANY = "-f"
 
 
 SECTIONS = {
@@ -503,18 +503,13 @@ def joined(args: list[str]) -> list[str]:
     ['-f', '0 1', '-o', 'OUT']
     """
     result: list[str] = []
-    values: list[str] | None = None
     for arg in args:
-        if values is not None and not arg.startswith("-"):
-            values.append(arg)
-            continue
-        if values is not None:
-            result.append(" ".join(values))
-            values = None
-        result.append(arg)
-        if arg in MANY:
-            values = []
-    return result if values is None else [*result, " ".join(values)]
+        belongs = len(result) > 1 and result[-2] == MANY and not result[-1].startswith("-")
+        if belongs and not arg.startswith("-"):
+            result[-1] += f" {arg}"
+        else:
+            result.append(arg)
+    return result
 
 
 def folds_of(text: str | None) -> tuple[int | str, ...] | None:
