@@ -151,9 +151,6 @@ class AdaptationOptions:
 
     learning_rate: float | None = typer.Option(None, "--lr", help="Learning rate; default: that of the method.")
     steps: int | None = typer.Option(None, help="Number of updates per case; default: 4.")
-    source_statistics: Path | None = typer.Option(
-        None, "--source-statistics", help="File from record --measure-source, for the views histogram and fourier."
-    )
     objective: str | None = setting(None, help="Method to use if --propose is not given.")
     parameters: str | None = setting(
         None, help="Parameters that updates change: all-norm, decoder-norm, encoder-norm, all, or patterns of names."
@@ -207,7 +204,7 @@ class AdaptationOptions:
 
 
 _OF_READINGS = {"consensus"}  # what views and members read, and updates never do
-_OF_VIEWS = {"mirrored_views", "source_statistics"}
+_OF_VIEWS = {"mirrored_views"}
 
 
 def _refuse_unread(unread: Collection[str], why: str) -> None:
