@@ -148,7 +148,7 @@ def monitor_table(repetitions: int, length: int = 200) -> str:
 
 def adoption_table(repetitions: int) -> str:
     """How often `default` adopts a design where none gains, before and after the nested estimate is asked."""
-    fewer = max(repetitions // 10, 1)
+    fewer = max(repetitions // 20, 1)
     rows = [
         f"Here {fewer} repetitions, half of them with 40 patients.",
         "",
