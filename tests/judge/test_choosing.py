@@ -338,6 +338,23 @@ def test_three_patients_cannot_show_a_gain_and_the_reason_says_so():
     assert "no interval is given" in five.nested.sentence()
 
 
+def test_m0_is_kept_where_the_choice_repeated_without_each_patient_loses():
+    """Without any of the five that gain, p is above the limit; only without the one that loses it passes."""
+    some = {"m0": DESIGNS["m0"], "update": lambda known, setting: FixedK(1)}
+    found = compare_designs(gains_known([0.01] * 5 + [-0.009]), Setting(1, "1"), some)
+    assert not found.rows[1].fails
+    assert (found.chosen, found.nested.choices) == ("m0", {"m0": 5, "update": 1})
+    assert "update passes every test, but repeated without each patient the choice loses (-0.0015)" in found.why
+
+
+def test_as_many_hurt_patients_are_allowed_with_one_patient_fewer():
+    """One of ten is hurt, as allowed. One of nine is not more; or the design would only be scored on the hurt one."""
+    some = {"m0": DESIGNS["m0"], "update": lambda known, setting: FixedK(1)}
+    found = compare_designs(gains_known([0.05] * 9 + [-0.02]), Setting(1, "1"), some)
+    assert (found.chosen, found.nested.choices) == ("update", {"update": 10})
+    assert found.nested.gain == pytest.approx(found.rows[1].gain)
+
+
 def test_all_sign_patterns_said_twice():
     """With few patients the p-value is a count over all 2^n patterns."""
     rng = np.random.default_rng(0)

@@ -140,6 +140,8 @@ def test_two_risks_at_once_are_c8_and_never_looser_than_one(site):
 def test_other_policies_cannot_be_certified_by_a_cut(site):
     with pytest.raises(BadInput, match="a router whose hard bucket rolls back, got policy 'fixed-k'"):
         certify_router(site.archive, READY["fixed-k"], HA_TEN)
+    with pytest.raises(Refused, match="'m0' keeps M0 for every case, so there is nothing to certify"):
+        certify_router(site.archive, READY["m0"], HA_TEN)
 
 
 def test_a_coordinate_standardized_on_the_same_cases_is_refused(site):

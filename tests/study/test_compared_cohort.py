@@ -12,6 +12,7 @@ import casewise
 from casewise.core.errors import BadInput
 from casewise.core.formats import json_text
 from casewise.measure.metrics.overlap import dice
+from casewise.report.comparison_text import plain_interval
 from casewise.study.compared_cohort import Comparisons, comparison_of
 from casewise.study.statistics.resample import mean_interval
 
@@ -38,6 +39,17 @@ def test_helped_and_hurt_come_with_intervals_by_cluster():
     assert (found["helped"], found["hurt"], found["unchanged"], found["clusters"]) == (0, 4, 2, 4)
     assert found["hurt_share"]["estimate"] == pytest.approx(4 / 6)
     assert found["flipped"] == ["4"]
+
+
+def test_a_share_is_not_below_zero_and_equal_values_have_no_interval():
+    """Ten patients that all keep their mask do not show that no other patient's mask changes."""
+    old, new = [OLD[0]] * 10, [NEW[1], *[OLD[0]] * 9]
+    found = casewise.compare(old, new, old).summary
+    assert found["ha"]["low"] == 0 < found["ha"]["high"]
+    assert found["change"]["low"] < found["change"]["estimate"] < 0
+    same = casewise.compare(old, old, old).summary
+    assert (same["change"]["estimate"], same["change"]["low"]) == (0, None)
+    assert plain_interval(same["change"]) == "0.000 (all values are equal: no interval)"
 
 
 def test_the_drift_of_a_label_is_that_of_all_its_voxels():

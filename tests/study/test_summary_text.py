@@ -26,15 +26,16 @@ def test_the_mean_moves_only_when_a_difference_is_shown(row, words):
 
 
 @pytest.mark.parametrize(
-    ("separated", "shown", "words"),
+    ("separated", "shown", "high", "words"),
     [
-        (True, True, "an interval that excludes zero (sign-flip p = 0.060)"),
-        (True, False, "but sign-flip p = 0.060 does not reject chance at 0.05, so no difference is shown"),
-        (False, False, "an interval that contains zero (sign-flip p = 0.060), so no difference is shown"),
+        (True, True, 0.2, "an interval that excludes zero (sign-flip p = 0.060)"),
+        (True, False, 0.2, "but sign-flip p = 0.060 does not reject chance at 0.05, so no difference is shown"),
+        (False, False, 0.2, "an interval that contains zero (sign-flip p = 0.060), so no difference is shown"),
+        (False, False, 0.0, "which has no interval (sign-flip p = 0.060), so no difference is shown"),
     ],
 )
-def test_the_verdict_needs_the_interval_and_the_test(separated, shown, words):
-    assert words in verdict({"separated": separated, "shown": shown, "p_flip": 0.06})
+def test_the_verdict_needs_the_interval_and_the_test(separated, shown, high, words):
+    assert words in verdict({"separated": separated, "shown": shown, "low": 0.0, "high": high, "p_flip": 0.06})
 
 
 def test_the_first_screen_answers_in_the_order_in_which_people_ask(study):

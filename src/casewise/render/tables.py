@@ -75,9 +75,13 @@ def number(value: float | None, digits: int = 3, *, signed: bool = False) -> str
 def interval(value: float, low: float, high: float, digits: int = 3, *, signed: bool = False) -> str:
     """Format an estimate and its interval; beside powers of ten a zero has no decimals.
 
-    >>> interval(0.000016, 0.0, 0.1), interval(0.01, 0.0, 0.1)
-    ('1.6e−05 [0, 0.100]', '0.010 [0.000, 0.100]')
+    Equal values have an interval without width, which says nothing about other patients; it is not shown.
+
+    >>> interval(0.000016, 0.0, 0.1), interval(1.0, 1.0, 1.0)
+    ('1.6e−05 [0, 0.100]', '1.000 (no interval)')
     """
+    if value == value and not low < high:
+        return f"{number(value, digits, signed=signed)} (no interval)"
     parts = [number(part, digits, signed=signed) for part in (value, low, high)]
     if any("e−" in part for part in parts):
         parts = ["0" if one == 0 else part for one, part in zip((value, low, high), parts, strict=True)]

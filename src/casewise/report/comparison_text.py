@@ -292,12 +292,13 @@ def plain_number(value: Any, *, signed: bool = False) -> str:
 
 
 def plain_interval(found: Mapping[str, Any] | None, *, signed: bool = False) -> str:
-    """An estimate with its interval; one patient has none."""
+    """An estimate with its interval; one patient and equal values have none."""
     estimate = _estimate(found)
     if found is None or estimate is None:
         return "—"
     if found["low"] is None:
-        return f"{number(estimate, signed=signed)} (one {UNIT[0]}: no interval)"
+        why = f"one {UNIT[0]}" if found["clusters"] < 2 else "all values are equal"
+        return f"{number(estimate, signed=signed)} ({why}: no interval)"
     return interval(estimate, float(found["low"]), float(found["high"]), signed=signed)
 
 

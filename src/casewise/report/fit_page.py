@@ -91,7 +91,8 @@ def _flags(facts: Mapping[str, Any]) -> str:
     quality = facts["preflight"].get("quality")
     if not facts["flagged"] or not quality:
         return "no case would be flagged for a person."
-    flagged = f"{quality['flagged']} of {quality['cases']} labelled cases would be flagged for a person"
+    flagged = f"{quality['flagged']} of {quality['cases']} labelled cases would be flagged for a person (each by a fit "
+    flagged += f"without its {UNIT[0]})"
     return f"{flagged}; {caught_sentence(quality)}."
 
 

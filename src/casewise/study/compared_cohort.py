@@ -250,7 +250,7 @@ def cohort_row(cohort: ComparedCohort, which: Integers | None = None, *, good: f
         "named": int((of_case["unit"][which] >= 0).sum()),  # cases whose patient is known
         "changed": int((of_case["changed"][which] > 0).sum()),
         "warned": int((of_case["suspicion"][which] > 0).sum()),
-        "changed_share": _interval(cohort, which, of_case["changed_share"][which]),
+        "changed_share": _interval(cohort, which, of_case["changed_share"][which], top=1),
     }
     labelled = which[cohort.labelled[which]]
     if not labelled.size:
@@ -261,7 +261,7 @@ def cohort_row(cohort: ComparedCohort, which: Integers | None = None, *, good: f
         "labelled": len(labelled),
         "labelled_clusters": len(np.unique(cohort.units(labelled))),
         "metric": cohort.metric,
-        **{name: _interval(cohort, labelled, of_case[name][labelled]) for name in ("ha", "ba", "worse_voxels")},
+        **{name: _interval(cohort, labelled, of_case[name][labelled], top=1) for name in ("ha", "ba", "worse_voxels")},
         "judged": judged_share(edits),
         **{name: int(of_case[name][labelled].sum()) for name in ("made_wrong", "made_right")},
         **_sides(cohort, labelled, of_case["metric_old"][labelled], of_case["metric_new"][labelled], good),
@@ -273,8 +273,8 @@ def label_row(cohort: ComparedCohort, number: int, *, good: float = GOOD) -> dic
     held = cohort.labels[number]
     at = held.whole("at")
 
-    def mean(*names: str) -> dict[str, Any]:
-        return {name: _interval(cohort, at, held[name]) for name in names}
+    def mean(*names: str, top: float | None = None) -> dict[str, Any]:
+        return {name: _interval(cohort, at, held[name], top=top) for name in names}
 
     old, new = (np.bincount(cohort.units(at), held[name]) for name in ("voxels_old", "voxels_new"))
     shifts = held["shift_hd95"]
@@ -284,12 +284,13 @@ def label_row(cohort: ComparedCohort, number: int, *, good: float = GOOD) -> dic
         **cohort.counts[number],
         # (all new - all old) / all old voxels: small labels would rule a mean of ratios
         "drift": as_plain(_ratio(new - old, old, n=len(at))) if old.sum() else None,
-        **mean("drift_ml", "agreement"),
+        **mean("drift_ml"),
+        **mean("agreement", top=1),
         "shift_hd95_median": float(np.median(shifts)) if shifts.size else None,
         "shift_hd95_max": float(shifts.max()) if shifts.size else None,
     }
     if cohort.labelled[at].any():
-        found |= mean("ha", "ba", "hd95_old", "hd95_new")
+        found |= mean("ha", "ba", top=1) | mean("hd95_old", "hd95_new", top=np.inf)
         found |= _sides(cohort, at, held["dice_old"], held["dice_new"], good)
     return found
 
@@ -355,25 +356,30 @@ def _ratio(sums: NDArray[Any], sizes: NDArray[Any], *, n: int) -> Interval:
     return Interval(ratio, ratio - reach, ratio + reach, below, n, clusters, 0, method="t", p_flip=p)
 
 
-def _interval(cohort: ComparedCohort, which: Integers, values: Floats) -> dict[str, Any] | None:
-    """The mean over cases with its 95 % interval by cluster; undefined values are left out and counted."""
+def _interval(
+    cohort: ComparedCohort, which: Integers, values: Floats, *, top: float | None = None
+) -> dict[str, Any] | None:
+    """The mean over cases with its 95 % interval by cluster, within 0 and ``top`` if that is given; undefined values
+    are left out and counted."""
     defined = ~np.isnan(values)
     if not defined.any():
         return None
     found = _mean(values[defined], cohort.units(which[defined]))
+    if top is not None:
+        found = replace(found, low=max(found.low, 0.0), high=min(found.high, top))
     return {**as_plain(found), "undefined": int((~defined).sum())}
 
 
 def as_plain(found: Interval) -> dict[str, Any]:
-    """An interval in plain JSON types; one cluster has an estimate and no interval."""
-    several = found.clusters > 1
+    """An interval in plain JSON types; one cluster and equal values have an estimate and no interval."""
+    several = found.clusters > 1 and found.low < found.high
     return {
         "estimate": found.estimate,
         "low": found.low if several else None,
         "high": found.high if several else None,
         "cases": found.n,
         "clusters": found.clusters,
-        "shown": bool(several and found.shown),
+        "shown": bool(found.clusters > 1 and found.shown),
     }
 
 

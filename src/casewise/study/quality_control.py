@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from scipy import stats
 
 from casewise.archive.store import Archive
 from casewise.core.errors import BadInput, CasewiseError, TooFewCases
@@ -20,13 +21,13 @@ from casewise.core.json_records import from_plain, read_json
 from casewise.core.records import SOURCE, Mask
 from casewise.core.text import pluralize
 from casewise.data.pairs import Pair, find_pairs, read_pair
-from casewise.judge.calibration.quality import QualityFit, fit_quality
+from casewise.judge.calibration.quality import QualityFit, caught_sentence, fit_quality
 from casewise.judge.controllers.flag import Quality
 from casewise.judge.decide import CONSENSUS_NAMES, candidate_masks
 from casewise.measure.metrics import METRICS
 from casewise.measure.metrics.selective import auroc, risk_coverage
 from casewise.measure.signals.agreement import candidates_of
-from casewise.study.statistics.resample import cluster_numbers, draws, interval_of
+from casewise.study.statistics.resample import cluster_numbers
 
 SIGNALS_OF_QUALITY = ("agreement", "agreement_all", "weighted_agreement")
 """Signals of quality; higher means a better mask."""
@@ -145,11 +146,10 @@ class Controlled:
         flagged = self.cases["flagged"]
         if self.below is not None and flagged.notna().any():
             poor = self.cases["metric"] < self.below
-            found = int((flagged.fillna(False).astype(bool) & poor).sum())
-            among = (
-                f"; {found} of the {int(poor.sum())} poor ones among them" if self.cases["metric"].notna().any() else ""
-            )
-            said.append(f"flagged: {int(flagged.fillna(False).astype(bool).sum())} of {len(self.cases)}{among}")
+            yes = flagged.fillna(False).astype(bool)
+            caught = caught_sentence({"poor": int(poor.sum()), "poor_flagged": int((yes & poor).sum())})
+            among = f"; {caught}" if self.cases["metric"].notna().any() else ""
+            said.append(f"flagged: {int(yes.sum())} of {len(self.cases)}{among}")
         return said
 
 
@@ -185,7 +185,7 @@ def controlled(
     return Controlled(order, worth(known, below), fit, below, refused)
 
 
-def worth(known: pd.DataFrame, below: float | None, *, resamples: int = 1000) -> pd.DataFrame:
+def worth(known: pd.DataFrame, below: float | None) -> pd.DataFrame:
     """Quality of each signal as a predictor of the metric: rank correlation, AUROC, AURC with an interval over
     clusters."""
     columns = ["signal", "n", "rho", "auroc", "aurc", "low", "high", "optimum", "excess", "normalized", "chance"]
@@ -198,22 +198,22 @@ def worth(known: pd.DataFrame, below: float | None, *, resamples: int = 1000) ->
         curve = risk_coverage(signal, 1 - metric)
         rho = float(pd.Series(signal).corr(pd.Series(metric), method="spearman"))
         ranked = float("nan") if below is None else auroc(-signal, metric < below)
-        spread = _bootstrap(rows, signal, 1 - metric, resamples)
+        spread = area_interval(rows, signal, 1 - metric)
         summaries = (curve.optimum, curve.excess, curve.normalized, curve.mean_risk)
         found.append((name, len(rows), rho, ranked, curve.aurc, *spread, *summaries))
     return pd.DataFrame(found, columns=columns)
 
 
-def _bootstrap(rows: pd.DataFrame, signal: Any, risk: Any, resamples: int) -> tuple[float, float]:
-    """Percentile interval of AURC, whole clusters drawn together."""
+def area_interval(rows: pd.DataFrame, signal: Any, risk: Any) -> tuple[float, float]:
+    """95 % interval of AURC by Student's t over the values without one patient each (or sequence)."""
     unit = cluster_numbers(rows)
-    members = [np.flatnonzero(unit == k) for k in range(int(unit.max()) + 1)]
-    values = []
-    for draw in draws(len(members), resamples).index:
-        taken = np.concatenate([members[k] for k in draw])
-        values.append(risk_coverage(signal[taken], risk[taken]).aurc if len(taken) > 1 else np.nan)
-    found = interval_of(0.0, np.array(values), n=len(rows), clusters=len(members))
-    return found.low, found.high
+    kept = [unit != k for k in range(int(unit.max()) + 1)]
+    if len(kept) < 3 or min(keep.sum() for keep in kept) < 2:
+        return float("nan"), float("nan")
+    values = [risk_coverage(signal[keep], risk[keep]).aurc for keep in kept]
+    error = stats.t.ppf(0.975, len(kept) - 1) * (len(kept) - 1) / np.sqrt(len(kept)) * np.std(values, ddof=1)
+    middle = risk_coverage(signal, risk).aurc
+    return max(0.0, float(middle - error)), float(middle + error)
 
 
 def _fit(known: pd.DataFrame, level: float) -> QualityFit:

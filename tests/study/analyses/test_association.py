@@ -14,6 +14,7 @@ from casewise.study.analyses.association import (
     signal_summary,
     top_tertile,
 )
+from casewise.study.statistics.ranks import auroc_interval
 
 
 def test_a_planted_signal_is_found_and_noise_is_not(outcomes):
@@ -98,8 +99,21 @@ def test_the_top_tertile_of_mostly_zeros_is_everything_above_zero():
     assert (int(flags.sum()), threshold) == (2, 0.0)
 
 
+def test_a_perfect_order_of_few_cases_has_no_interval_and_its_auroc_a_wide_one():
+    """A bootstrap gives [1.000, 1.000] for both."""
+    frame = pd.DataFrame({"case": list("abcdefgh"), "cluster": None, "step": 1, "shrink": 0.0})
+    frame = frame.assign(ha=np.arange(8) / 10, delta=np.arange(8.0), regions=1.0, metric=1 - np.arange(8) / 10)
+    row = association(frame, signals=["delta"], differences=False, resamples=300).table.iloc[0]
+    assert row["rho"] == pytest.approx(1)
+    assert np.isnan([row["low"], row["high"]]).all()
+    assert "perfect in every draw of 8 patients" in row["reason"]
+    low, high = auroc_interval(1.0, 4, 4)
+    assert low < 0.65
+    assert high == 1
+
+
 def test_a_planted_signal_ranks_harm_and_a_coin_does_not(outcomes):
-    found = auroc_table(outcomes, resamples=300)
+    found = auroc_table(outcomes)
     assert found.number("low", signal="delta", target="harm") > 0.8
     coin = found.row(signal="msp", target="harm")
     assert coin["low"] < 0.5 < coin["high"]
@@ -107,7 +121,7 @@ def test_a_planted_signal_ranks_harm_and_a_coin_does_not(outcomes):
 
 def test_scores_are_not_turned_so_msp_appears_inverted(outcomes):
     frame = outcomes.assign(msp=-outcomes["delta"])
-    found = auroc_table(frame, resamples=20).table
+    found = auroc_table(frame).table
     found = found[found["signal"].isin(["delta", "msp"])]
     sums = found.pivot(index="target", columns="signal", values="auroc").sum(axis=1)
     assert sums.tolist() == pytest.approx([1, 1])
@@ -115,6 +129,6 @@ def test_scores_are_not_turned_so_msp_appears_inverted(outcomes):
 
 def test_one_class_is_undefined_with_a_reason(outcomes):
     frame = outcomes.assign(metric=0.8)
-    row = auroc_table(frame, resamples=20).row(signal="delta", target="worse")
+    row = auroc_table(frame).row(signal="delta", target="worse")
     assert np.isnan(row["auroc"])
     assert row["reason"] == "all 60 cases are on one side"

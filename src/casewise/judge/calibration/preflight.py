@@ -220,7 +220,7 @@ def in_words(policy: Policy) -> list[str]:
         said = (
             f"policy {policy.name} ({policy.controller}), fitted on {pluralize(found['labelled'], 'labelled case')} of "
         )
-        lines = [f"{said}{pluralize(found['clusters'], 'cluster')}", *choice_sentences(found)]
+        lines = [f"{said}{pluralize(found['clusters'], *UNIT)}", *choice_sentences(found)]
         return [*lines, *(f"! {sentence}" for sentence in found["concerns"])]
     lines = [
         f"policy {policy.name} ({policy.controller}), fitted on {pluralize(found['cases'], 'case')}, "

@@ -171,6 +171,8 @@ def check_router(policy: Policy) -> None:
     hard = dict(policy.options.get("hard", {"action": "rollback"}))
     if policies.among_candidates(policy):
         return
+    if not (metadata_of(policies.controller_kind(policy)).adapts or policy.cleanup):
+        raise Refused(f"policy {policy.name!r} keeps M0 for every case, so there is nothing to certify")
     if not metadata_of(policies.controller_kind(policy)).is_router or hard.get("action") != "rollback":
         raise BadInput(
             f"a rollback certificate needs a router whose hard bucket rolls back, got policy {policy.name!r} "

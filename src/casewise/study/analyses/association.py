@@ -18,7 +18,7 @@ from casewise.render.ink import Picture, draw_forest
 from casewise.render.tables import Cell, Column, Estimate, Table, interval, undefined
 from casewise.study.finding import Finding, Section, notes_of, rows, show
 from casewise.study.statistics.ranks import (
-    auroc_draws,
+    auroc_interval,
     column_spearman,
     shuffle_p,
     spearman,
@@ -180,6 +180,9 @@ def _together(part: pd.DataFrame, names: Sequence[str], resamples: int, seed: in
             continue
         found = interval_of(rho, drawn[:, at], n=sizes["n"], clusters=amount)
         fields = {field: getattr(found, field) for field in ("low", "high", "clusters", "skipped")}
+        if found.low == found.high:  # all draws are in order: that is not certainty
+            fields |= {"low": np.nan, "high": np.nan}
+            record["reason"] = f"the order is perfect in every draw of {amount} {UNIT[1]}, so there is no interval"
         against = rho > 0 if name in SIGNALS and not SIGNALS[name].higher_is_riskier else rho < 0  # (C12)
         records[name] = {**record, **fields, "p_shuffled": float(shuffled[at]), "against": against}
     return records
@@ -290,7 +293,7 @@ def _forest(pooled: Finding) -> Picture:
 
 # ---- ranking the cases ----
 
-AUROC_COLUMNS = "signal target auroc low high p_shuffled positives n skipped threshold reason"
+AUROC_COLUMNS = "signal target auroc low high p_shuffled positives n threshold reason"
 
 
 def ranking_section(study: Study) -> Section:
@@ -304,23 +307,23 @@ def ranking_section(study: Study) -> Section:
 @once
 def ranking_of(study: Study) -> Finding:
     """AUROC of each signal for ranking the cases."""
-    return auroc_table(study.outcomes, **study.bootstrap)
+    return auroc_table(study.outcomes, seed=study.seed)
 
 
-def auroc_table(outcomes: pd.DataFrame, *, resamples: int = RESAMPLES, seed: int = RESAMPLING_SEED) -> Finding:
+def auroc_table(outcomes: pd.DataFrame, *, seed: int = RESAMPLING_SEED) -> Finding:
     """AUROC of each step-1 signal for "worse" (metric falls at the budget) and "harm" (HA in the top tertile).
 
-    Scores are used as they are, higher = positive; MSP therefore appears inverted (C12). Draws with one class are
-    skipped and counted. The budget is the last step.
+    Scores are used as they are, higher = positive; MSP therefore appears inverted (C12). The budget is the
+    last step.
     """
     depth = horizon(outcomes)
     scores = unshrunk(outcomes)[lambda frame: frame["step"] == 1].set_index("case")
     records = [
-        _auroc_row(scores, name, target, positive, threshold, resamples, seed)
+        _auroc_row(scores, name, target, positive, threshold, seed)
         for target, positive, threshold in _targets(outcomes, depth)
         for name in signals_in(outcomes)
     ]
-    made = {"budget": depth, "resamples": resamples, "seed": seed}
+    made = {"budget": depth, "seed": seed}
     return Finding("ranking.auroc", rows(records, AUROC_COLUMNS), len(scores), "I8", made)
 
 
@@ -346,7 +349,7 @@ def _targets(outcomes: pd.DataFrame, budget: int) -> Iterator[tuple[str, pd.Seri
 
 
 def _auroc_row(
-    scores: pd.DataFrame, name: str, target: str, positive: pd.Series, threshold: float, resamples: int, seed: int
+    scores: pd.DataFrame, name: str, target: str, positive: pd.Series, threshold: float, seed: int
 ) -> dict[str, Any]:
     part = scores.loc[scores[name].notna() & scores.index.isin(positive.index)].reset_index()
     flags = positive.loc[part["case"]].to_numpy(bool)
@@ -354,14 +357,11 @@ def _auroc_row(
     record = {"signal": name, "target": target, "positives": int(flags.sum()), "n": len(part), "threshold": threshold}
     if flags.all() or not flags.any():
         nothing = dict.fromkeys(("auroc", "low", "high", "p_shuffled"), np.nan)
-        return {**record, **nothing, "skipped": 0, "reason": f"all {len(part)} cases are on one side"}
+        return {**record, **nothing, "reason": f"all {len(part)} cases are on one side"}
     point, units = auroc(values, flags), cluster_numbers(part)
-    amount = int(units.max()) + 1
-    drawn = auroc_draws(values, flags, units, draws(amount, resamples, seed).counts)
-    found = interval_of(point, drawn, n=len(part), clusters=amount)
+    low, high = auroc_interval(point, len(np.unique(units[flags])), len(np.unique(units[~flags])))
     p = float(shuffle_p(values[:, None], flags.astype(np.float64), units, seed=seed)[0])
-    fields = {"auroc": point, "low": found.low, "high": found.high, "p_shuffled": p, "skipped": found.skipped}
-    return {**record, **fields, "reason": ""}
+    return {**record, "auroc": point, "low": low, "high": high, "p_shuffled": p, "reason": ""}
 
 
 def _ranking_lead(study: Study, found: Finding) -> str:
@@ -373,7 +373,7 @@ def _ranking_lead(study: Study, found: Finding) -> str:
     return (
         f"Of {defined['signal'].nunique()} signals after one update, {best['signal']} ranked best which cases "
         f"{study.reference} makes worse: AUROC {ranked}, n = {int(best['n'])}. It "
-        f"was selected after looking at the labels."
+        f"was selected after looking at the labels, which the interval does not allow for."
     )
 
 
@@ -388,6 +388,9 @@ def _auroc_table(study: Study, ranked: Finding) -> Table:
         "worse": f"AUROC for a lower {study.metric} [95 %]",
         "harm": "AUROC for top-tertile HA [95 %]",
     }
-    caption = f"Targets at {study.reference}. Higher means riskier for every signal but MSP, which is inverted."
+    caption = (
+        f"Targets at {study.reference}. Higher means riskier for every signal but MSP, which is inverted. Intervals by "
+        f"Newcombe's method from the numbers of {UNIT[1]} of either kind."
+    )
     keys = "signal worse harm n"
     return show("auroc", "Ranking the cases", cells, keys, heads=heads, caption=caption, paper="tab:app-auroc")

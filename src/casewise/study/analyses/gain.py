@@ -144,6 +144,6 @@ def signal_worth(study: Study) -> Finding:
     scored = scoring_options(study.evaluation)
     rows = quality_rows(archive_opinions(study.evaluation), metric=scored["metric"], ignore=scored["ignore"])
     known = rows.loc[rows["metric"].notna() & rows["agreement"].notna()]
-    table = worth(known, POOR, resamples=min(study.resamples, 1000))
+    table = worth(known, POOR)
     reason = "" if len(table) else "the agreement is equal in all cases, or fewer than three cases are labelled"
     return Finding("quality.signals", table, len(known), "X10", made={"below": POOR}, reason=reason)

@@ -5,7 +5,7 @@ in the draw is a cumulative sum: with U_v the total count at value v,
 
 .. math:: r(v) = \sum_{v' < v} U_{v'} + \tfrac{1}{2}(U_v + 1),
 
-so Spearman and AUROC cost one pass over a (draw, row) matrix. Same numbers as ranking each resample (I1, I3, I8).
+so Spearman's rho costs one pass over a (draw, row) matrix. Same numbers as ranking each resample (I1, I3).
 """
 
 from __future__ import annotations
@@ -101,19 +101,20 @@ def _exchanges(units: NDArray[np.int64], shuffles: int, rng: np.random.Generator
     return places
 
 
-def auroc_draws(
-    scores: Floats, positive: NDArray[np.bool_], units: NDArray[np.int64], counts: NDArray[np.int32]
-) -> Floats:
-    """AUROC in every draw; NaN where a draw has one class only (I8)."""
-    out = np.empty(len(counts))
-    for block in _blocks(len(counts), len(scores)):
-        weights = counts[block][:, units].astype(np.float64)
-        ranks = drawn_ranks(scores, weights)
-        positives = weights[:, positive].sum(axis=1)
-        total = np.einsum("br,br->b", weights[:, positive], ranks[:, positive])
-        above = total - positives * (positives + 1) / 2
-        out[block] = _ratio(above, positives * (weights.sum(axis=1) - positives))
-    return out
+def auroc_interval(area: float, positive: int, others: int) -> tuple[float, float]:
+    r"""95 % interval of an AUROC from so many patients of either kind, never of width 0 (Newcombe 2006, method 5; I8).
+
+    All areas :math:`\theta` with :math:`|A - \theta| \le 1.96 \sqrt{V(\theta)}`, where V is the variance for
+    exponential scores. In simulations it contains the truth in .92 or more with 10 cases; a percentile bootstrap in
+    .87 for an area of .75 and in .32 for .97.
+
+    >>> [round(end, 2) for end in auroc_interval(1.0, 4, 4)]
+    [0.58, 1.0]
+    """
+    at, more = np.linspace(0, 1, 2001), (positive + others) / 2 - 1
+    spread = at * (1 - at) * (1 + more * (1 - at) / (2 - at) + more * at / (1 + at)) / (positive * others)
+    inside = at[np.abs(area - at) <= stats.norm.ppf(0.975) * np.sqrt(spread) + 1e-3]
+    return float(inside[0]), float(inside[-1])
 
 
 def _blocks(draws: int, rows: int) -> list[slice]:
