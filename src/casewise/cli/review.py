@@ -62,6 +62,7 @@ def _apply(folder: Path, out: Path | None, *, as_json: bool) -> None:
     from collections import Counter
 
     from casewise.core.errors import BadInput
+    from casewise.core.text import pluralize
     from casewise.serve.review_log import APPLIED, apply_reviews
 
     if out is None:
@@ -72,9 +73,10 @@ def _apply(folder: Path, out: Path | None, *, as_json: bool) -> None:
         typer.echo(f"! {one.case} is open: {one.why}", err=True)
     for one in (one for one in done if one.overruled):
         typer.echo(f"! {one.case}: reviewers disagree, the last counts: {one.why}; before: {one.overruled}", err=True)
-    counted = ", ".join(f"{name}: {count}" for name, count in sorted(taken.items()))
+    names = {"deployed": "as written by predict", "m0": "original", "adapted": "new", "none": "without a mask"}
+    counted = ", ".join(f"{taken[name]} {said}" for name, said in names.items() if taken[name])
     answer(
-        f"{counted}\nwrote {len(done) - taken['none']} masks and {out / APPLIED}",
+        f"{pluralize(len(done), 'case')}: {counted}.\nMasks: {out}\nWho decided what: {out / APPLIED}",
         {"taken": taken, "open": {one.case: one.why for one in done if one.open}, "log": out / APPLIED},
         as_json=as_json,
     )
