@@ -104,9 +104,9 @@ def fit(
     """Fit a deployment to labelled cases.
 
     The chain: candidates are proposed for every labelled case (views of the frozen model, and weights that were tuned
-    on the other patients), designs that choose among them are compared on patients left out, the best one that passes the
-    tests is fitted on all patients, flags are calibrated, and, where a promise is asked for, it is certified on others
-    who took no part in the rest. If none passes, the deployment keeps M0.
+    on the other patients), designs that choose among them are compared on patients left out, the best one that passes
+    the tests is fitted on all patients, flags are calibrated, and, where a promise is asked for, it is certified on
+    others who took no part in the rest. If none passes, the deployment keeps M0.
 
     Args:
         model: The frozen model: an ``nn.Module`` that returns logits, a model folder, a hub id, or a ``Model``.

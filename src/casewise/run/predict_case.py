@@ -183,7 +183,7 @@ class PredictCase:
             place_like(path, self.cases[reading.case.id].images[0])
 
     def _edit(self, source: Mask, mask: Mask) -> dict[str, Any]:
-        """How much the written mask changes, and its largest regions: number, voxels, whether it counts, first voxel."""
+        """How much the written mask changes, and its largest regions: number, voxels, if it counts, first voxel."""
         how = self.deployment.adaptation
         found = gate_regions(source, mask, min_area=how.min_area)
         order = np.argsort(-found.sizes, kind="stable")[:REGIONS_LISTED]

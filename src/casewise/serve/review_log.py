@@ -96,8 +96,8 @@ class ReviewLog:
                 Chain(self.path).append(REVIEW, asdict(review))
             elif any(last.get(name) != value for name, value in asdict(review).items()):
                 raise Overtaken(
-                    f"{last.get('reviewer', 'somebody')} decided '{DECISIONS.get(last.get('decision', ''), 'open')}' for "
-                    f"case {review.case} since you opened it; nothing was written. Decide again to overrule that"
+                    f"{last.get('reviewer', 'somebody')} decided '{DECISIONS.get(last.get('decision', ''), 'open')}' "
+                    f"for case {review.case} since you opened it; nothing was written. Decide again to overrule that"
                 )
 
     def lines(self) -> list[dict[str, Any]]:
