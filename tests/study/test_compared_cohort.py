@@ -40,6 +40,13 @@ def test_helped_and_hurt_come_with_intervals_by_cluster():
     assert found["flipped"] == ["4"]
 
 
+def test_the_interval_of_a_share_stays_between_0_and_1():
+    found = casewise.compare(OLD, NEW, OLD, clusters=["a", "a", "b", "a", "a", "b"]).summary
+    for name in ("ha", "worse_voxels"):
+        assert (found[name]["low"], found[name]["high"]) == (0, 1)
+        assert 0 < found[name]["estimate"] < 1
+
+
 def test_the_drift_of_a_label_is_that_of_all_its_voxels():
     rows = {row["label"]: row for row in casewise.compare(OLD, NEW).summary["labels"]}
     before, after = (sum(int((mask == 3).sum()) for mask in masks) for masks in (OLD, NEW))

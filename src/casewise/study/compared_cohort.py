@@ -261,7 +261,7 @@ def cohort_row(cohort: ComparedCohort, which: Integers | None = None, *, good: f
         "labelled": len(labelled),
         "labelled_clusters": len(np.unique(cohort.units(labelled))),
         "metric": cohort.metric,
-        **{name: _interval(cohort, labelled, of_case[name][labelled]) for name in ("ha", "ba", "worse_voxels")},
+        **{name: _interval(cohort, labelled, of_case[name][labelled], most=1) for name in ("ha", "ba", "worse_voxels")},
         "judged": judged_share(edits),
         **{name: int(of_case[name][labelled].sum()) for name in ("made_wrong", "made_right")},
         **_sides(cohort, labelled, of_case["metric_old"][labelled], of_case["metric_new"][labelled], good),
@@ -355,12 +355,16 @@ def _ratio(sums: NDArray[Any], sizes: NDArray[Any], *, n: int) -> Interval:
     return Interval(ratio, ratio - reach, ratio + reach, below, n, clusters, 0, method="t", p_flip=p)
 
 
-def _interval(cohort: ComparedCohort, which: Integers, values: Floats) -> dict[str, Any] | None:
-    """The mean over cases with its 95 % interval by cluster; undefined values are left out and counted."""
+def _interval(
+    cohort: ComparedCohort, which: Integers, values: Floats, *, most: float | None = None
+) -> dict[str, Any] | None:
+    """The mean over cases with its 95 % interval by cluster, within 0 and ``most``; undefined values are left out."""
     defined = ~np.isnan(values)
     if not defined.any():
         return None
     found = _mean(values[defined], cohort.units(which[defined]))
+    if most is not None:
+        found = replace(found, low=max(found.low, 0.0), high=min(found.high, most))
     return {**as_plain(found), "undefined": int((~defined).sum())}
 
 
