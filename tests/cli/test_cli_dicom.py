@@ -250,7 +250,6 @@ def read_label_like(path: Path) -> Any:
 
 
 def test_channels_that_nobody_named_are_refused_with_the_series_that_are_there(brain: Path, tmp_path: Path) -> None:
-
     network = f"{__name__}:two_channels"
     words = ("predict", "-i", brain, "-o", tmp_path / "out", "-m", network, "-device", "cpu", "--policy", "m0")
     with pytest.raises(
