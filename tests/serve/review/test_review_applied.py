@@ -152,8 +152,9 @@ def test_reviewers_who_disagree_are_named_and_the_last_decision_counts(predictio
     said = (("Ada", "kept", "keep-m0"), ("Bob", "kept", "keep-adapted"), ("Ada", "unsaved", "flag"))
     for who, case_id, word in (*said, ("Bob", "unsaved", "flag")):
         ReviewLog(out / REVIEWS).append(Review(case_id, word, who, folder.about(case_id), adapted="1"))
-    told = CliRunner().invoke(app, ["review", str(out), "--apply", "-o", str(tmp_path / "chosen")])
-    assert "! kept: reviewers disagree, the last counts: Bob keeps the new mask, state 1" in told.output
+    told = CliRunner().invoke(app, ["review", str(out), "--apply", "-o", str(tmp_path / "chosen")], color=True)
+    yellow = "\x1b[33m\x1b[1m"  # on a terminal
+    assert f"{yellow}! kept: reviewers disagree, the last counts: Bob keeps the new mask, state 1" in told.output
     assert "before: Ada: keep original" in told.output
     assert "unsaved: reviewers disagree" not in told.output
     lines = Chain(tmp_path / "chosen" / APPLIED).lines()
