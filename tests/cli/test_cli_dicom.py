@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from casewise.adapt.adaptation import Adaptation
 from casewise.cli import app
+from casewise.core.errors import BadInput
 from casewise.core.prediction_record import PredictedCase
 from casewise.core.records import Action, Decision, Policy, State
 from casewise.data.nifti import read_label
@@ -69,9 +70,7 @@ def test_series_go_in_and_masks_come_out_in_every_form(model: Path, studies: Pat
         assert np.array_equal(read_segmentation(out / "dicom" / f"{name}.seg.dcm", series), mask)
         entry = json.loads((out / "casewise" / f"{name}.json").read_text())
         report = read_report(out / "dicom" / f"{name}.sr.dcm")
-        assert report["decision"].startswith(
-            "Deployed: candidate 1 (step 1) of 1 beside the source model's mask (keep). Why: "
-        )
+        assert report["decision"].startswith("Used: a new mask (step 1), not the model's original one. Why: ")
         assert report["certificate"] == "no certificate was given"
         assert entry["status"] == "done"
     assert b"Doe" not in (out / "casewise" / "images" / "straight_0000.nii.gz").read_bytes()
@@ -82,7 +81,7 @@ def test_series_go_in_and_masks_come_out_in_every_form(model: Path, studies: Pat
 def test_a_report_calls_a_view_no_update_and_repeats_no_promise_that_is_void() -> None:
     decision = Decision("a", Action.KEEP, State(13), 13, "consensus", reason="the consensus of the candidates")
     why = "the consensus of the candidates"
-    sentence = f"Deployed: candidate 13 (mean) of 13 beside the source model's mask (keep). Why: {why}"
+    sentence = f"Used: a new mask (mean), not the model's original one. Why: {why}"
     assert decision_sentence(PredictedCase("a", "done", decision, "mean")) == sentence
     for void, expected in (
         (None, "at most one in ten"),
@@ -90,6 +89,11 @@ def test_a_report_calls_a_view_no_update_and_repeats_no_promise_that_is_void() -
     ):
         assert _in_words({"statement": "at most one in ten", "why_void": void}) == expected
     assert _in_words(None) == ""
+
+
+def test_inspect_says_who_reads_a_folder_of_series(studies: Path) -> None:
+    with pytest.raises(BadInput, match="holds DICOM series, which fit, predict and record read"):
+        said("inspect", studies)
 
 
 def test_a_part_without_a_series_is_no_error(studies: Path) -> None:
@@ -246,8 +250,6 @@ def read_label_like(path: Path) -> Any:
 
 
 def test_channels_that_nobody_named_are_refused_with_the_series_that_are_there(brain: Path, tmp_path: Path) -> None:
-    from casewise.core.errors import BadInput
-
     network = f"{__name__}:two_channels"
     words = ("predict", "-i", brain, "-o", tmp_path / "out", "-m", network, "-device", "cpu", "--policy", "m0")
     with pytest.raises(

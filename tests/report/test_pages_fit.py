@@ -29,7 +29,6 @@ from casewise.judge.calibration.calibrate import calibrate
 from casewise.judge.certificates.certify_router import Promise, certify_router
 from casewise.render.ink import change_svg
 from casewise.render.mask_pictures import STREET, Preview, data_uri, overlay_png
-from casewise.render.tables import Column, Table
 from casewise.report.bench_page import bench_page
 from casewise.report.certificate_page import certificate_page
 from casewise.report.demo_page import DemoFacts, ScoredHeart
@@ -38,13 +37,14 @@ from casewise.report.page import render_page
 from casewise.report.prediction_page import prediction_page
 from casewise.serve.access import ServiceSettings
 from casewise.serve.app import create_app, service_page
+from casewise.study.benchmark import COLUMNS, result_table
 
 __all__ = ["browser"]
 pytestmark = [needs_chromium, pytest.mark.filterwarnings("ignore::casewise.core.errors.CasewiseWarning")]
 
 LONG = "a-very-long-identifier-without-any-space-in-it_" * 2 + "frame_000161"
 SENTENCE = "a sentence of quite some words that goes on for a while and names " + LONG
-PHONE, LAPTOP, PAPER = 390, 1366, 687  # paper: A4 without its margins
+PHONE, LAPTOP, PAPER, LANDSCAPE = 390, 1366, 687, 1032  # paper: A4 without its margins
 
 
 def prediction(folder: Path) -> str:
@@ -123,14 +123,25 @@ def demo(folder: Path) -> str:
 
 
 def benchmark(folder: Path) -> str:
-    scores = {"gain": 0.01, "low": 0.001, "high": 0.02, "helped": 2, "hurt": 1}
+    scores = {one.key: 0.0123 for one in COLUMNS[1:-1]} | {"low": -0.0123, "high": 0.0456, "cases": 9, "clusters": 9}
     cases = [{"case": name, "change": 0.1, "rolled_back": False} for name in (LONG, "b")]
+    promise = {"loss": "harmed", "alpha": 0.15, "realized": 0.123, "missed": True}
+    method = {"name": "cotta: default, certified", "took": "router", "design": "default", "scores": scores,
+              "cases": cases, "promise": promise, "notes": []}  # fmt: skip
     result = {"name": LONG, "metric": "dice", "evaluation": [LONG], "calibration": [],
-              "labels_seen_before_decisions": 0,
-              "methods": [{"name": "views:mri", "scores": scores, "cases": cases}]}  # fmt: skip
-    made = Table("bench", "Benchmark", [Column("method", "Method", text=True), Column("gain", "Gain")],
-                 [{"method": LONG, "gain": 0.01}])  # fmt: skip
-    return bench_page(result, made, [SENTENCE])
+              "labels_seen_before_decisions": 0, "methods": [method] * 9}  # fmt: skip
+    return bench_page(result, result_table(result), [SENTENCE])
+
+
+def test_the_columns_of_a_benchmark_fit_a_laptop_and_methods_without_a_picture_are_counted(
+    browser: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "page.html").write_text(benchmark(tmp_path), encoding="utf-8")
+    tab = browser.new_page(viewport={"width": LAPTOP, "height": 900})
+    tab.goto((tmp_path / "page.html").as_uri())
+    assert tab.evaluate("[...document.querySelectorAll('.scroll')].every((one) => one.scrollWidth <= one.clientWidth)")
+    assert "1 further method of the table is not drawn." in tab.inner_text("figcaption")
+    tab.close()
 
 
 def service(folder: Path) -> str:
@@ -183,6 +194,8 @@ def widths(browser: Any) -> Iterator[Callable[[str], dict[int, list[str]]]]:
                 tab.wait_for_selector(ready)
                 if width == PAPER:
                     tab.emulate_media(media="print")
+                    if "size: A4 landscape" in tab.content():
+                        tab.set_viewport_size({"width": LANDSCAPE, "height": 900})
                 found[width] = sticking_out(tab)
             return found
 

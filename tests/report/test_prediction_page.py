@@ -62,7 +62,10 @@ def test_cases_to_check_come_first_with_the_reason() -> None:
     assert page.count("the estimated Dice may be as low as 0.57") == 2
     assert "Dice about 0.70, at least 0.57" in page
     assert page.index('id="z"') < page.index('id="a"')
-    assert "Please check" not in prediction_page([entry("a")], FACTS)
+    plain = prediction_page([entry("a")], FACTS)
+    assert "Please check" not in plain
+    assert "The quality of these masks is not estimated" in plain
+    assert "No case is flagged for a check." in prediction_page([entry("a", quality=0.9, quality_low=0.8)], FACTS)
     unlike = PredictedCase(
         "u", "done", Decision("u", Action.ROLLBACK, State(0), 1, "m0", flagged=True),
         notes=(f"{OUTSIDE}: the image is darker",),

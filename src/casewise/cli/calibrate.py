@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from casewise.cli.options import NnUNetStyle, grouped, setting
-from casewise.cli.printing import AS_JSON, answer
+from casewise.cli.printing import AS_JSON, answer, warn
 
 if TYPE_CHECKING:
     from casewise.core.records import Policy
@@ -65,7 +65,7 @@ def calibrate(
     holdout = as_archive(archive, ladder)
     unflagged = None if flag_below is None else too_few_for_flags(holdout.marked(CALIBRATION), confidence)
     if unflagged:  # checked before anything is computed
-        typer.echo(f"! {unflagged}", err=True)
+        warn(unflagged)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", CasewiseWarning)
         made = fitted(
@@ -78,7 +78,7 @@ def calibrate(
     kept = _kept_previous(out or archive, made)
     file = write_policy(out or archive, made)
     for warning in caught:
-        typer.echo(f"! {warning.message}", err=True)
+        warn(str(warning.message))
     words = [*in_words(made), *([] if kept is None else [f"the earlier policy was moved to {kept}"]), f"wrote {file}"]
     answer("\n".join(words), {"file": file, "previous": kept, **asdict(made)}, as_json=as_json)
 

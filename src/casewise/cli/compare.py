@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from casewise.cli.options import NnUNetStyle, grouped, setting
-from casewise.cli.printing import AS_JSON, NO_PATIENT, answer
+from casewise.cli.printing import AS_JSON, NO_PATIENT, answer, warn
 from casewise.core.text import pluralize
 
 if TYPE_CHECKING:
@@ -221,11 +221,11 @@ def _print(outcome: Outcome, out: Path) -> None:
     if summary["checks"]:
         typer.echo(unseen_harm(summary))
     if summary["unit_spacing"]:
-        typer.echo(f"! {UNIT_SPACING}", err=True)
+        warn(UNIT_SPACING)
     for kind, count in summary["problems_by_kind"].items():
         first = next(problem for problem in outcome.problems if problem.kind == kind)
         allowed = " (allowed)" if first.allowed else ""
-        typer.echo(f"! {count} {kind}{allowed}: {first.message}", err=True)
+        warn(f"{count} {kind}{allowed}: {first.message}")
     typer.echo(f"{outcome.verdict}; see {out / 'report.html'}")
 
 

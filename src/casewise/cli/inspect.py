@@ -165,7 +165,7 @@ def _verify(folder: Path, report: Path | None, *, as_json: bool) -> None:
     else:
         kind, problems = "a prediction folder", verify_predictions(folder, report)
     problems = [*problems, *review_problems(folder), *certificate_problems(folder)]
-    words = "\n".join(problems) or f"{folder} : no problem found ({kind})"
+    words = "\n".join(problems) or f"{folder}: no problem found ({kind})"
     answer(words, {"folder": folder, "kind": kind, "whole": not problems, "problems": problems}, as_json=as_json)
     if problems:
         raise typer.Exit(1)

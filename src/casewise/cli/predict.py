@@ -18,7 +18,7 @@ from casewise.cli.options import (
     grouped,
     setting,
 )
-from casewise.cli.printing import AS_JSON, answer
+from casewise.cli.printing import AS_JSON, answer, warn
 from casewise.core.text import pluralize
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def predict(
         "\n".join(_summary(found, deployment, which.images, out)), {**found.report, "page": found.page}, as_json=as_json
     )
     for line in (*found.failures, *found.warnings, *_alarms(deployment)):
-        typer.echo(f"! {line}", err=True)
+        warn(line)
     if found.refusal or not found.is_done:
         raise typer.Exit(UNLIKE if found.refusal else NOT_ALL_DONE)
 

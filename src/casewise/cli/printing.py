@@ -34,8 +34,14 @@ def answer(words: str, content: Mapping[str, Any], *, as_json: bool) -> None:
     if as_json:
         typer.echo(json_text(content, indent=2, default=str))
         return
-    lines = (colored(line, "yellow") if line.startswith("! ") else line for line in words.splitlines())
+    marked = ("! ", "Please check: ")
+    lines = (colored(line, "yellow") if line.startswith(marked) else line for line in words.splitlines())
     typer.echo("\n".join(lines))
+
+
+def warn(sentence: str) -> None:
+    """Print a warning to standard error."""
+    typer.echo(colored(f"! {sentence}", "yellow"), err=True)
 
 
 class Progress(AbstractContextManager["Progress"]):

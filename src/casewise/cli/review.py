@@ -9,7 +9,7 @@ from pathlib import Path
 import typer
 
 from casewise.cli.options import NnUNetStyle
-from casewise.cli.printing import AS_JSON, NO_PATIENT, answer
+from casewise.cli.printing import AS_JSON, NO_PATIENT, answer, warn
 from casewise.core.text import pluralize
 
 app = typer.Typer()
@@ -47,7 +47,7 @@ def review(
     server = review_server(folder, images=images, reviewer=reviewer, port=port)
     with server:
         for sentence in server.desk.log.problems:
-            typer.echo(f"! {sentence}", err=True)
+            warn(sentence)
         typer.echo(f"{pluralize(len(server.desk.folder.cases), 'case')}, worst first: {server.url}")
         typer.echo(f"decisions go to {server.desk.log.path}; stop with Ctrl-C", err=True)
         if browser:
@@ -62,6 +62,7 @@ def _apply(folder: Path, out: Path | None, *, as_json: bool) -> None:
     from collections import Counter
 
     from casewise.core.errors import BadInput
+    from casewise.core.text import pluralize
     from casewise.serve.review_log import APPLIED, apply_reviews
 
     if out is None:
@@ -69,12 +70,13 @@ def _apply(folder: Path, out: Path | None, *, as_json: bool) -> None:
     done = apply_reviews(folder, out)
     taken = Counter(one.taken for one in done)
     for one in (one for one in done if one.open):
-        typer.echo(f"! {one.case} is open: {one.why}", err=True)
+        warn(f"{one.case} is open: {one.why}")
     for one in (one for one in done if one.overruled):
-        typer.echo(f"! {one.case}: reviewers disagree, the last counts: {one.why}; before: {one.overruled}", err=True)
-    counted = ", ".join(f"{name}: {count}" for name, count in sorted(taken.items()))
+        warn(f"{one.case}: reviewers disagree, the last counts: {one.why}; before: {one.overruled}")
+    names = {"deployed": "as written by predict", "m0": "original", "adapted": "new", "none": "without a mask"}
+    counted = ", ".join(f"{taken[name]} {said}" for name, said in names.items() if taken[name])
     answer(
-        f"{counted}\nwrote {len(done) - taken['none']} masks and {out / APPLIED}",
+        f"{pluralize(len(done), 'case')}: {counted}.\nMasks: {out}\nWho decided what: {out / APPLIED}",
         {"taken": taken, "open": {one.case: one.why for one in done if one.open}, "log": out / APPLIED},
         as_json=as_json,
     )

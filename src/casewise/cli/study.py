@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from casewise.cli.options import NnUNetStyle, grouped, setting
-from casewise.cli.printing import AS_JSON, answer
+from casewise.cli.printing import AS_JSON, answer, warn
 
 if TYPE_CHECKING:
     from casewise.archive.store import Archive
@@ -120,7 +120,7 @@ def study(
     found = {name: results[name] for name in ("summary", "warnings", "not_run")}
     answer(said, {"page": page, "results": page.parent / "results.json", **found}, as_json=as_json)
     for sentence in results["warnings"]:
-        typer.echo(f"! {sentence}", err=True)
+        warn(sentence)
 
 
 def _measured(evaluation: Archive, calibration: Archive, policy: Policy, jobs: int) -> Archive:

@@ -228,7 +228,7 @@ def _content(highdicom: Any, masks: Any, said: Statement) -> Any:
     items = [
         sr.CodeContentItem(_code(("121005", "DCM", "Observer Type")), device, relationship_type=context),
         sr.TextContentItem(_code(("121013", "DCM", "Device Observer Name")), said.software, relationship_type=context),
-        section("decision", "Decision about the adaptation", said.decision),
+        section("decision", "Decision about the mask", said.decision),
         section("flag", "For a person to look at", said.flag or "nothing was flagged"),
         section("certificate", "Certificate", said.certificate or "no certificate was given"),
         *([section("measures", "Measures", said.measures)] if said.measures else []),

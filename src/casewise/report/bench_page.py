@@ -48,6 +48,7 @@ def bench_page(result: Mapping[str, Any], made: Table, notes: Sequence[str]) -> 
         size=f"{pluralize(len(result['evaluation']), 'evaluation case')}, "
         f"{pluralize(len(result['calibration']), 'calibration case')}",
         unit=UNIT[0],
+        left_out=len(methods) - len(frames),
     )
 
 

@@ -147,15 +147,11 @@ def _named(classes: Mapping[int, str], mask: Mask) -> dict[int, str]:
 
 
 def decision_sentence(entry: PredictedCase) -> str:
-    """Return the deployed mask and the reason of the decision, in one sentence; a candidate may be an update or a
-    view."""
-    depth, made, reason = 0, 0, ""
-    if entry.decision is not None:
-        depth, made, reason = entry.decision.deployed, entry.decision.executed, entry.decision.reason
-    called = f" ({entry.candidate})" if entry.candidate else ""
-    other = f"candidate {depth}{called} of {made} beside the source model's mask"
-    deployed = other if depth else "the source model's mask"
-    return f"Deployed: {deployed} ({entry.action or 'no decision'}). Why: {reason or 'no reason was given'}"
+    """Say which mask is used and why, for a radiologist."""
+    kept = entry.decision is None or entry.decision.rolled_back
+    used = "the model's original mask" if kept else f"a new mask ({entry.candidate}), not the model's original one"
+    reason = "" if entry.decision is None else entry.decision.reason
+    return f"Used: {used}. Why: {reason or 'no reason was given'}"
 
 
 def certificate_sentence(entry: PredictedCase, certificate: str) -> str:

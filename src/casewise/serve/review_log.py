@@ -28,7 +28,7 @@ from casewise.serve.review_cases import DEPLOYED, Predictions
 
 REVIEWS = "reviews.jsonl"
 LOCK = ".reviews.lock"
-DECISIONS = ("keep-m0", "keep-adapted", "both-wrong", "flag")
+DECISIONS = {"keep-m0": "keep original", "keep-adapted": "keep new", "both-wrong": "both are wrong", "flag": "flag"}
 NEEDS_NO_MASK = ("both-wrong", "flag")
 NAME_LENGTH, NOTE_LENGTH = 100, 500
 
@@ -96,8 +96,8 @@ class ReviewLog:
                 Chain(self.path).append(REVIEW, asdict(review))
             elif any(last.get(name) != value for name, value in asdict(review).items()):
                 raise Overtaken(
-                    f"{last.get('reviewer', 'somebody')} decided {last.get('decision', 'that it is open')} for case "
-                    f"{review.case} since you opened it; nothing was written. Decide again to overrule that"
+                    f"{last.get('reviewer', 'somebody')} decided '{DECISIONS.get(last.get('decision', ''), 'open')}' "
+                    f"for case {review.case} since you opened it; nothing was written. Decide again to overrule that"
                 )
 
     def lines(self) -> list[dict[str, Any]]:
@@ -228,7 +228,7 @@ def _overruled(lines: Iterable[Mapping[str, Any]], last: Mapping[str, Any] | Non
         return ""
     same = [line for line in lines if (line["case"], line["about"]) == (last["case"], last["about"])]
     said = {str(line["reviewer"]): str(line["decision"]) for line in same}
-    return ", ".join(f"{who} {what}" for who, what in said.items() if what != last["decision"])
+    return ", ".join(f"{who}: {DECISIONS[what]}" for who, what in said.items() if what != last["decision"])
 
 
 def _applied(predicted: Predictions, case_id: str, line: dict[str, object] | None, out: Path) -> Applied:
@@ -245,9 +245,9 @@ def _applied(predicted: Predictions, case_id: str, line: dict[str, object] | Non
     elif line["decision"] == "flag":
         taken, why, undecided = "deployed", f"{reviewer} flagged it", True
     elif line["decision"] == "keep-m0":
-        taken, why, undecided = "m0", f"{reviewer} keeps M0", False
+        taken, why, undecided = "m0", f"{reviewer} keeps the original mask", False
     elif line.get("adapted") == DEPLOYED:
-        taken, why, undecided = "deployed", f"{reviewer} keeps the deployed mask", False
+        taken, why, undecided = "deployed", f"{reviewer} keeps the written mask", False
     else:
         taken, why, undecided = "adapted", f"{reviewer} keeps the new mask, state {line.get('adapted')}", False
     state = line.get("adapted") if line is not None else None

@@ -257,7 +257,8 @@ class Desk:
         """Write image and both masks into a new folder for an editor, and return the commands."""
         if not case.has_masks:
             raise BadInput(f"case {case.id} has no output to edit")
-        place = self.folder.path.with_name(f"{self.folder.path.resolve().name}-editing") / case.id
+        own = self.folder.path.resolve()
+        place = own.with_name(f"{own.name}-editing") / case.id
         files = {f"{case.id}_{which}": self.folder.file_of(case.id, which) for which in ("m0", "deployed")}
         image = None if self.images.problem(case) else self.images.files[case.id].images[0]
         place.mkdir(parents=True, exist_ok=True)
@@ -392,8 +393,8 @@ def editor_commands(files: Mapping[str, Path]) -> list[str]:
     """
     quoted = {name: shlex.quote(str(path)) for name, path in files.items()}
     ground = quoted.get("image", quoted["m0"])
-    loads = [f"slicer.util.loadVolume({str(files['image'])!r})"] if "image" in files else []
-    loads += [f"slicer.util.loadSegmentation({str(files[name])!r})" for name in ("m0", "deployed")]
+    kinds = {"image": "Volume", "m0": "Segmentation", "deployed": "Segmentation"}
+    loads = [f"slicer.util.load{kind}({json.dumps(str(files[at]))})" for at, kind in kinds.items() if at in files]
     return [
         f"itksnap -g {ground} -s {quoted['deployed']}",
         shlex.join(("Slicer",

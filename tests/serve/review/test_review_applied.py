@@ -113,7 +113,7 @@ def test_the_command_says_what_is_open(predictions, tmp_path):
     result = CliRunner().invoke(app, ["review", str(out), "--apply", "-o", str(tmp_path / "chosen")])
     assert result.exit_code == 3  # one case has no output
     assert "! kept is open: Ada flagged it" in result.output
-    assert "deployed: 3, none: 1" in result.output
+    assert "4 cases: 3 as written by predict, 1 without a mask." in result.output
 
 
 def test_a_case_with_two_wrong_masks_gets_none_and_is_named_for_contouring(predictions, tmp_path):
@@ -152,13 +152,14 @@ def test_reviewers_who_disagree_are_named_and_the_last_decision_counts(predictio
     said = (("Ada", "kept", "keep-m0"), ("Bob", "kept", "keep-adapted"), ("Ada", "unsaved", "flag"))
     for who, case_id, word in (*said, ("Bob", "unsaved", "flag")):
         ReviewLog(out / REVIEWS).append(Review(case_id, word, who, folder.about(case_id), adapted="1"))
-    told = CliRunner().invoke(app, ["review", str(out), "--apply", "-o", str(tmp_path / "chosen")])
-    assert "! kept: reviewers disagree, the last counts: Bob keeps the new mask, state 1" in told.output
-    assert "before: Ada keep-m0" in told.output
+    told = CliRunner().invoke(app, ["review", str(out), "--apply", "-o", str(tmp_path / "chosen")], color=True)
+    yellow = "\x1b[33m\x1b[1m"  # on a terminal
+    assert f"{yellow}! kept: reviewers disagree, the last counts: Bob keeps the new mask, state 1" in told.output
+    assert "before: Ada: keep original" in told.output
     assert "unsaved: reviewers disagree" not in told.output
     lines = Chain(tmp_path / "chosen" / APPLIED).lines()
     held = {line["case"]: line["overruled"] for line in lines if line["event"] == "applied"}
-    assert held == {"broken": "", "kept": "Ada keep-m0", "undone": "", "unsaved": ""}
+    assert held == {"broken": "", "kept": "Ada: keep original", "undone": "", "unsaved": ""}
 
 
 def test_of_two_that_apply_at_once_one_writes_and_the_other_stops(predictions, tmp_path):

@@ -208,6 +208,17 @@ def test_what_was_not_saved_cannot_be_kept(predictions, serve, open_page):
         decide(tab, "k", "keep-m0")
 
 
+def test_changes_that_are_all_too_small_to_list_are_counted_as_such(predictions, serve, open_page):
+    source = np.zeros((3, 20, 20), np.uint8)
+    source[1, 4:9, 4:9] = 1
+    adapted = source.copy()
+    adapted[1, 4, 4] = 0
+    predictions.add("tiny", source.astype(float), source, adapted, value=0.1)
+    with serve(predictions.layout.out) as server:
+        tab = open_page(server, "tiny")
+        assert tab.inner_text("#region-note") == "Only places too small to list changed, 1 voxel in all."
+
+
 def test_a_picture_is_shown_without_slices(tmp_path, new_folder, serve, open_page):
     folder = new_folder(tmp_path / "out", ".png")
     source = np.zeros((40, 60), np.uint8)
@@ -267,7 +278,7 @@ def test_a_stale_tab_shows_what_somebody_else_decided_before_it_overrules_that(p
         ada, bob = tabs
         decide(ada, "k", "keep-m0")
         decide(bob, "a", "keep-m0")  # Ada's decision is shown, his is not written
-        assert "Ada decided keep-m0 for case kept since you opened it" in bob.inner_text("#said")
+        assert "Ada decided 'keep original' for case kept since you opened it" in bob.inner_text("#said")
         decide(bob, "a", "keep-adapted")
         for tab in tabs:
             tab.close()

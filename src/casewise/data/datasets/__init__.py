@@ -18,6 +18,7 @@ from casewise.data.datasets.mnms import is_mnms, mnms
 from casewise.data.datasets.nnunet_raw import is_nnunet_raw, nnunet_raw
 from casewise.data.datasets.plain import is_plain, plain
 from casewise.data.datasets.prostate import is_prostate158, is_saml_prostate, prostate158, saml_prostate
+from casewise.data.dicom_series import is_dicom_folder
 from casewise.data.splits import Cohort
 
 _LAYOUTS: dict[str, tuple[Callable[[Path], bool], Callable[..., Cohort]]] = {  # the first one that fits a folder counts
@@ -44,6 +45,8 @@ def load_dataset(path: Path, name: str | None = None, **options: Any) -> Cohort:
         raise BadInput(f"{path} is not a folder")
     name = name or recognize(path)
     if name is None:
+        if is_dicom_folder(path):
+            raise BadInput(f"{path} holds DICOM series, which fit, predict and record read; masks: compare, import, qc")
         raise BadInput(f"{path} has the layout of none of {', '.join(DATASETS)}; see docs/how-to/datasets.md")
     loader = DATASETS[name]
     known = list(signature(loader).parameters)[1:]

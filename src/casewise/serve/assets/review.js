@@ -173,6 +173,7 @@ function showRegions() {
   const { detail } = state, regions = detail.regions || [];
   const note = detail.state == null
     ? (detail.shape ? "The new mask was not saved: predict with --set save-candidates=true to compare it with the original." : "")
+    : detail.total === 0 && detail.crumbs ? `Only places too small to list changed, ${detail.area} ${detail.area === 1 ? "voxel" : "voxels"} in all.`
     : `${detail.area} voxels changed, in ${detail.total} ${detail.total === 1 ? "place" : "places"}${detail.crumbs ? `; ${detail.crumbs} of them in places too small to list` : ""}.`
       + (regions.length < detail.total ? ` The first ${regions.length} are listed.` : "");
   element("region-note").textContent = note;
@@ -196,7 +197,7 @@ function regionRow(region, at) {
 async function handOver() { // copies of image and masks for an editor
   try {
     const found = await ask(`edit/${encodeURIComponent(state.current.id)}`, { method: "POST", headers: { "Content-Type": "application/json" }, body: "{}" });
-    element("edit-said").textContent = `Copied to ${found.folder}. Open it with one of these commands:`;
+    element("edit-said").textContent = `Copied to ${found.folder}. Open it with one of these commands, and save the corrected mask under another name; casewise does not read it back:`;
     element("edit-commands").replaceChildren(...found.commands.map((line) => made("li", {}, made("code", { textContent: line }))));
   } catch (error) {
     element("edit-said").textContent = error.message;
