@@ -119,7 +119,7 @@ class Objective(Protocol):
 
 
 def as_objective(objective: Any) -> Objective:
-    """Return an objective unchanged; wrap a function, or an object, a class or a function in the form of published code."""
+    """Return an objective unchanged; wrap a function, or published code: an object, or what builds it."""
     if isinstance(objective, Objective):
         return objective
     if _call_of(objective) is not None:
