@@ -26,7 +26,7 @@ from casewise.core.durable import json_sha256
 from casewise.core.errors import BadInput, Mismatch, Refused, UnsafeInput
 from casewise.core.records import Case, Policy, State
 from casewise.deployment import Deployment
-from casewise.deployment.saved import load, open_deployment
+from casewise.deployment.saved import load, open_deployment, predict_command
 from casewise.guard import guard
 from casewise.judge.certificates.certificate import Certificate, policy_digest
 from casewise.judge.decide import Judge
@@ -118,6 +118,17 @@ def test_a_network_in_memory_is_given_again(tmp_path: Path, case: Case) -> None:
         load(tmp_path / "one", model=PlainUNet().eval())
     with pytest.raises(BadInput, match="in memory"):
         first.save(tmp_path / "two", copy_model=True)
+
+
+def test_the_command_for_new_cases_names_the_code_that_only_a_person_may_name(model: Model) -> None:
+    policy, place = calibrated(model), Path("fitted")
+    plain = "casewise predict -i IN -o OUT -m fitted"
+    assert predict_command(place, model, policy) == plain
+    assert predict_command(place, Model("mynets:unet"), policy) == f"{plain} --model-at mynets:unet"
+    assert predict_command(place, PlainUNet(), policy).startswith(f"{plain} --model-at package.module:function")
+    own = replace(policy, adaptation={**policy.adaptation, "objective": "mine:adapt"})
+    assert predict_command(place, model, own) == f"{plain} --set objective=mine:adapt"
+    assert len(repr(Deployment(PlainUNet()))) < 100
 
 
 def test_a_copied_model_travels_with_the_folder_and_a_moved_one_is_found(tmp_path: Path, case: Case) -> None:

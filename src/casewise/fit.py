@@ -33,7 +33,7 @@ from casewise.core.text import UNIT, pluralize
 from casewise.data.folders import CaseFiles
 from casewise.data.nifti import check_same_place
 from casewise.deployment import SUMMARY, Deployment
-from casewise.deployment.saved import MEASURES, TUNED, with_tuned_at
+from casewise.deployment.saved import MEASURES, TUNED, predict_command, with_tuned_at
 from casewise.judge.calibration.calibrate import calibrate
 from casewise.judge.calibration.cuts import FEWEST
 from casewise.judge.calibration.designs import Deployed
@@ -467,7 +467,7 @@ class _Fit:
             "notes": list(self.notes),
             "seconds": round(time.monotonic() - self.began, 1),
             "steps_s": {name: round(value, 1) for name, value in self.seconds.items()},
-            "next": f"casewise predict -i IN -o OUT -m {self.folder}",
+            "next": predict_command(self.folder, self.model, policy),
         }
 
     def _seconds_per_case(self, deployment: Deployment, one: Labelled) -> float:

@@ -94,3 +94,85 @@ def test_a_wrapper_gets_the_picture_padded_as_its_network_does() -> None:
     prepared = Module(network, classes=3, dimensions=2, multiple=8).prepare(Case("a", np.ones((1, 13, 6))))
     run_episode(network, prepared.inputs, OwnTent(network), steps=1, forward=prepared.forward)
     assert set(seen) == {(16, 8)}
+
+
+class Published(nn.Module):
+    """The first published wrapper: calling it adapts, and it is given a network that was configured before."""
+
+    def __init__(self, model, optimizer, episodic=False):
+        super().__init__()
+        self.model, self.optimizer, self.episodic = model, optimizer, episodic
+        self.saved = copy.deepcopy(model.state_dict())
+
+    def forward(self, x):
+        logits = self.model(x)
+        entropy(logits).mean().backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return logits
+
+    def reset(self):
+        self.model.load_state_dict(self.saved)
+
+
+def setup_tent(model, episodic=False):
+    model.train().requires_grad_(False)
+    for layer in model.modules():
+        if isinstance(layer, nn.BatchNorm2d):
+            layer.requires_grad_(True)
+            layer.track_running_stats, layer.running_mean, layer.running_var = False, None, None
+    return Published(model, torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=RATE), episodic)
+
+
+class BuiltOnNetwork(Published):
+    def __init__(self, network):
+        made = setup_tent(network)
+        super().__init__(made.model, made.optimizer)
+
+
+@pytest.mark.parametrize("method", [setup_tent, BuiltOnNetwork])
+def test_code_that_configures_the_network_itself_is_built_after_m0(make_unet, slices, method):
+    network = make_unet(nn.BatchNorm2d)
+    before = fingerprint(network)
+    ours = run_episode(network, slices, Tent(), steps=2, learning_rate=RATE, batch_statistics="batch")
+    theirs = run_episode(network, slices, method, steps=2)
+    assert all(np.array_equal(a, b) for a, b in zip(ours.masks, theirs.masks, strict=True))
+    assert fingerprint(network) == before
+
+
+def test_a_network_that_was_configured_before_m0_is_refused(make_unet, slices):
+    network = make_unet(nn.BatchNorm2d)
+    with pytest.raises(BadInput, match="M0 would not be the mask of the original model"):
+        run_episode(network, slices, setup_tent(network), steps=1)
+
+
+def test_published_code_that_cannot_run_is_refused_with_the_reason(make_unet, slices):
+    def nothing(model):
+        return 3
+
+    def resets_itself(model):
+        return setup_tent(model, episodic=True)
+
+    class Elsewhere:
+        def __init__(self, network):
+            self.net = copy.deepcopy(network)
+
+        def forward_and_adapt(self, x):
+            return self.net(x)
+
+        def reset(self):
+            pass
+
+    wrong = {
+        nothing: "nothing returned int",
+        resets_itself: "use episodic=False",
+        Elsewhere: "adapts another network",
+        Published: "it needs model, optimizer",
+    }
+    for method, words in wrong.items():
+        with pytest.raises(BadInput, match=words):
+            run_episode(make_unet(nn.BatchNorm2d), slices, method, steps=1)
+
+
+def test_an_update_may_return_nothing(unet, slices):
+    assert run_episode(unet, slices, lambda subject: lambda: None, steps=1).steps == 1

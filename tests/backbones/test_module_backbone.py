@@ -102,3 +102,19 @@ def test_a_folder_that_is_no_model_says_what_it_holds(tmp_path: Path) -> None:
     (tmp_path / "holiday.jpg").touch()
     with pytest.raises(BadInput, match=r"not a model folder.*holiday.jpg"):
         load_backbone(str(tmp_path))
+
+
+def doubled(image: np.ndarray) -> np.ndarray:
+    return image * 2
+
+
+def test_intensities_may_be_scaled_by_a_function_of_the_user() -> None:
+    backbone = Module(flat(), classes=3, dimensions=2, intensity=doubled)
+    assert float(backbone.prepare(Case("a", np.ones((1, 8, 6)))).inputs.max()) == 2
+    assert "intensity=doubled" in backbone.loader
+    assert "Conv2d" not in repr(backbone), "the repr of a network is hundreds of lines"
+
+
+def test_folds_are_those_of_an_nnunet() -> None:
+    with pytest.raises(BadInput, match="folds of an nnU-Net"):
+        load_backbone("casewise.adapt.networks:phantom_cardiac", folds=(0, 1))

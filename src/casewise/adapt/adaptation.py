@@ -190,8 +190,8 @@ class Adaptation:
 
 
 def address_of(objective: Any) -> str:
-    """Return ``package.module:name`` of a function, and the repr of any other object."""
-    named = inspect.isfunction(objective)
+    """Return ``package.module:name`` of a function or a class, and the repr of any other object."""
+    named = inspect.isfunction(objective) or inspect.isclass(objective)
     return f"{objective.__module__}:{objective.__qualname__}" if named else repr(objective)
 
 

@@ -107,8 +107,7 @@ class Episode:
             loan.__exit__(*error)
 
     def _borrow(self) -> None:
-        self._found_modes = {module: module.training for module in self.network.modules()}
-        self._found_gradients = {parameter: parameter.requires_grad for parameter in self.network.parameters()}
+        self._found_modes, self._found_gradients = _modes_of(self.network)
         self.network.eval()
         self.network.requires_grad_(False)
         for parameter in self.parameters.values():
@@ -154,25 +153,37 @@ class Episode:
             if self.how.batch_statistics == "batch":
                 use_batch_statistics(self.network)
                 self._forwards.drop_graph()
-            self._update = self.objective.begin(self)
+            self._update = self._begun()
         self.clear_gradients()
         update = self._as_found if self._moves == "anything" else self._update
-        self.record.diagnostics.append(dict(update()))
+        self.record.diagnostics.append(dict(update() or {}))
         with self.record.metered("gradient_norm"):
             used = {"gradient_norm": self._gradient_norm()}
         self.clear_gradients()
         self._keep(self._predicted(last=last), used, began)
         return self.record.signals[-1]
 
+    def _begun(self) -> Update:
+        """Let the objective prepare the case; one that configures the network does so in the modes it was found in."""
+        if self._moves != "anything":
+            return self.objective.begin(self)
+        self._put_modes()
+        update = self.objective.begin(self)
+        self._found_modes, self._found_gradients = _modes_of(self.network)
+        return update
+
     def _as_found(self) -> Mapping[str, float]:
-        """Make an update in the modes in which the network was found, for objects that configured it themselves."""
+        """Make an update in the modes that the author of the objective chose for the network."""
+        self._put_modes()
+        report = self._update() if self._update is not None else {}
+        self.network.eval()
+        return report
+
+    def _put_modes(self) -> None:
         for module, training in self._found_modes.items():
             module.training = training
         for parameter, required in self._found_gradients.items():
             parameter.requires_grad_(required)
-        report = self._update() if self._update is not None else {}
-        self.network.eval()
-        return report
 
     def _predicted(self, *, last: bool) -> Prediction:
         return self._forwards.prediction(where=self._where, keep_graph=not last and self._moves == "parameters")
@@ -317,6 +328,11 @@ class Episode:
             )
         kept = self.record.parameters[step]
         return {name: torch.as_tensor(kept[name]).to(tensor) for name, tensor in self._movable.items()}
+
+
+def _modes_of(network: nn.Module) -> tuple[dict[nn.Module, bool], dict[nn.Parameter, bool]]:
+    """Training modes of the layers, and which parameters need gradients."""
+    return {one: one.training for one in network.modules()}, {one: one.requires_grad for one in network.parameters()}
 
 
 def _between(adapted: Tensor, source: Tensor, alpha: float) -> Tensor:

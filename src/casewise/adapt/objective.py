@@ -19,7 +19,7 @@ Two attributes are optional. ``learning_rate`` is the default rate, which ``run_
 ``moves`` says what may change: "parameters" (the selected ones, the default) or "anything" (the whole network is saved,
 and updates run in its original training modes).
 
-:class:`TentStyle` wraps objects with ``forward_and_adapt`` and ``reset``, the form of most published code.
+:class:`TentStyle` wraps objects with ``forward_and_adapt`` (or ``forward``) and ``reset``, the form of published code.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from casewise.core.errors import BadInput
 from casewise.core.records import Signals
@@ -106,6 +107,9 @@ class Adaptable(Protocol):
         """
 
 
+SHAPE = "with forward_and_adapt and reset"
+
+
 @runtime_checkable
 class Objective(Protocol):
     """Defines one update."""
@@ -115,20 +119,20 @@ class Objective(Protocol):
 
 
 def as_objective(objective: Any) -> Objective:
-    """Return an objective unchanged; wrap a function or an object with ``forward_and_adapt``."""
+    """Return an objective unchanged; wrap a function, or published code: an object, or what builds it."""
     if isinstance(objective, Objective):
         return objective
-    if hasattr(objective, "forward_and_adapt") and hasattr(objective, "reset"):
+    if _call_of(objective) is not None:
         return TentStyle(objective)
-    if inspect.isfunction(objective) and len(required_arguments(objective)) == 1:
-        return FunctionObjective(objective)
+    if inspect.isfunction(objective) and len(names := required_arguments(objective)) == 1:
+        return TentStyle(objective) if names[0] in ("network", "model") else FunctionObjective(objective)
     got = type(objective).__name__
     if inspect.isfunction(objective):
         got = f"{objective.__name__}({', '.join(inspect.signature(objective).parameters)})"
     raise BadInput(
         "a method must be a function (network, image) that returns a list of masks, a function (subject) that returns "
-        "a function for one update, an object with begin(subject), or one with forward_and_adapt and reset; got "
-        f"{got}; see docs/how-to/own-method.md"
+        f"a function for one update, an object with begin(subject), or one {SHAPE}; got {got}; see "
+        "docs/how-to/own-method.md"
     )
 
 
@@ -160,34 +164,54 @@ class FunctionObjective:
 
 @dataclass(frozen=True)
 class TentStyle:
-    """One call of ``forward_and_adapt`` on the whole case is one update; ``reset`` is called before the first.
+    """Published code: an object that adapts when it is called, or its method ``forward_and_adapt``, and a ``reset``.
 
-    The object must hold the network that is adapted (``.model``). Its author configured the network, so updates run in
-    the original training modes, and the whole network is saved. An update makes its own forward pass: K updates cost
-    2K+1 forward passes. The learning rate is that of the object's optimizer.
+    One call on the whole case is one update; ``reset`` is called before the first. A class or a function that takes
+    the network builds the object for each case, after M0 was predicted. The author configures the network, so updates
+    run in the author's training modes, and the whole network is saved. An update makes its own forward pass: K updates
+    cost 2K+1 forward passes. The learning rate is that of the object's optimizer.
     """
 
     wrapped: Any
     moves: ClassVar[str] = "anything"
 
     def begin(self, subject: Adaptable) -> Update:
-        held = getattr(self.wrapped, "model", subject.network)
-        if held is not subject.network:
-            raise BadInput("the object adapts another network; pass its own .model")
-        self.wrapped.reset()
-        arguments = _arguments(self.wrapped)
+        makes = inspect.isclass(self.wrapped) or inspect.isfunction(self.wrapped)
+        adapts = self.wrapped(subject.network) if makes else self.wrapped
+        call = _call_of(adapts)
+        if call is None:
+            got = f"{self.wrapped.__name__} returned {type(adapts).__name__}"
+            raise BadInput(f"{got}; a function of the network must return an object {SHAPE}")
+        self._check(adapts, subject.network, is_new=makes)
+        adapts.reset()
+        names = list(inspect.signature(call).parameters)[1:]
+        arguments = [getattr(adapts, name) for name in names if hasattr(adapts, name)]
 
         def update() -> Mapping[str, float]:
-            self.wrapped.forward_and_adapt(subject.padded(subject.inputs), *arguments)
+            call(subject.padded(subject.inputs), *arguments)
             return {}
 
         return update
 
+    def _check(self, adapts: Any, network: nn.Module, *, is_new: bool) -> None:
+        """Refuse an object that cannot adapt the network, or that hides the network's own M0."""
+        own = vars(adapts)
+        held = [one for one in (*own.values(), *own.get("_modules", {}).values()) if isinstance(one, nn.Module)]
+        if held and not any(one is network for one in held):
+            raise BadInput("the object adapts another network; build it on the network that is adapted")
+        if not hasattr(adapts, "forward_and_adapt") and getattr(adapts, "episodic", False):
+            raise BadInput("the object resets itself at each call, so it makes one update at most; use episodic=False")
+        if not is_new and any(one.running_mean is None for one in network.modules() if isinstance(one, _BatchNorm)):
+            raise BadInput(
+                "BatchNorm layers of the network have no running statistics, so M0 would not be the mask of the "
+                "original model; pass the class or the function that builds the object from the network"
+            )
+
     def __repr__(self) -> str:
-        return f"TentStyle({type(self.wrapped).__module__}.{type(self.wrapped).__qualname__})"
+        made = self.wrapped if hasattr(self.wrapped, "__qualname__") else type(self.wrapped)
+        return f"TentStyle({made.__module__}.{made.__qualname__})"
 
 
-def _arguments(wrapped: Any) -> list[Any]:
-    """Return the arguments of ``forward_and_adapt(x, model, optimizer)`` after x, from the attributes of the object."""
-    names = list(inspect.signature(wrapped.forward_and_adapt).parameters)[1:]
-    return [getattr(wrapped, name) for name in names if hasattr(wrapped, name)]
+def _call_of(adapts: Any) -> Callable[..., Any] | None:
+    """Return what adapts the network to its argument; None for an object in another form."""
+    return getattr(adapts, "forward_and_adapt", getattr(adapts, "forward", None)) if hasattr(adapts, "reset") else None

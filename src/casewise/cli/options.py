@@ -124,7 +124,11 @@ class DeploymentOptions:
     """Options of the policy that decides, for a deployment or a plain model."""
 
     policy: str | None = typer.Option(None, help="Only if -m is a model: policy.json, its archive, or m0 (no change).")
-    model_at: str | None = typer.Option(None, "--model-at", help="Folder of the model, if it was moved after fit.")
+    model_at: str | None = typer.Option(
+        None,
+        "--model-at",
+        help="Model of a deployment: its folder, if it was moved, or your own package.module:factory.",
+    )
     objective: str | None = setting(
         None, help="Your own method (package.module:Name) or members that the policy names."
     )

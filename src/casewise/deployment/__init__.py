@@ -129,7 +129,7 @@ class CaseResult:
         return self.decision.executed
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Deployment:
     """Model, proposers and policy. Not thread-safe: all cases use the same network.
 
@@ -173,6 +173,10 @@ class Deployment:
             raise BadInput(f"the contract must be one of {', '.join(CONTRACTS)}, got {self.contract!r}")
         if not self.proposers:
             object.__setattr__(self, "proposers", proposers_of(self.policy, folder=self.folder))
+
+    def __repr__(self) -> str:
+        name = self.model.spec if isinstance(self.model, Model) else self.model.name
+        return f"Deployment({name}, policy={self.policy.controller!r}, candidates={list(self.proposers)})"
 
     # ---- its parts ----
 

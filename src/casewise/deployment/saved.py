@@ -14,6 +14,7 @@ from typing import Any
 
 from casewise.adapt.adaptation import proposers_of
 from casewise.adapt.model import Model, device_of
+from casewise.adapt.objectives import check_named_in_file
 from casewise.core.durable import file_sha256, json_sha256, write_json
 from casewise.core.errors import BadInput, Mismatch, Refused, UnsafeInput
 from casewise.core.json_records import from_plain, read_json
@@ -289,9 +290,12 @@ def _model_of(folder: Path, facts: dict[str, Any], given: Any, fields: dict[str,
         return given
     spec = given or facts.get("spec")
     if spec is None:
-        raise BadInput(f"{folder} was fitted on a network in memory; pass it: casewise.load(folder, model=network)")
+        raise BadInput(
+            f"{folder} was fitted on a network in memory; pass it: casewise.load(folder, model=network), or name the "
+            "function that returns it: --model-at package.module:function --weights FILE"
+        )
     spec = str(folder / MODEL) if given is None and spec == MODEL else str(spec)
-    if given is None and any(addresses_in(spec)) and not spec.startswith(OWN_NETWORKS) and not Path(spec).exists():
+    if given is None and is_code(spec):
         raise UnsafeInput(
             f"{folder} names the model {spec[:100]!r}, which is code to import; if you trust it, add "
             f"--model-at {spec[:100]}"
@@ -308,6 +312,26 @@ def _model_of(folder: Path, facts: dict[str, Any], given: Any, fields: dict[str,
 
 OWN_NETWORKS = "casewise.adapt.networks:"
 """Factories that a saved deployment may name; others are code of the user's own."""
+
+
+def is_code(spec: str) -> bool:
+    """True if a model is an address of the user's own code."""
+    return any(addresses_in(spec)) and not spec.startswith(OWN_NETWORKS) and not Path(spec).exists()
+
+
+def predict_command(folder: Path, model: Any, policy: Policy) -> str:
+    """Return the command that segments new cases, with the code of the user's own that only a person may name."""
+    words = f"casewise predict -i IN -o OUT -m {folder}"
+    if not isinstance(model, Model):
+        words += " --model-at package.module:function  # returns the network: docs/how-to/own-network.md"
+    elif is_code(model.spec):
+        words += f" --model-at {model.spec}"
+    for options in (policy.adaptation, *policy.ladders.values()):
+        try:
+            check_named_in_file(options.get("objective", "tent"), typed=None, where="")
+        except UnsafeInput:
+            words += f" --set objective={options['objective']}"
+    return words
 
 
 def _copy_model(source: Path, target: Path) -> None:

@@ -232,6 +232,8 @@ def load_backbone(
             folder, folds=folds, checkpoint=checkpoint, device=device, step_size=step_size, mirroring=mirroring,
             trust=trust, trust_architectures=trust_architectures,
         )  # fmt: skip
+    if folds is not None:
+        raise BadInput(f"-f (folds) names the folds of an nnU-Net, and {spec} is none; leave it out")
     if (folder / "network.json").is_file():
         from casewise.adapt.backbones.monai_bundle import load_network_folder
 

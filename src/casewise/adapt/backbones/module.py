@@ -90,7 +90,9 @@ def imagenet(image: NDArray[Any]) -> NDArray[Any]:
     return np.asarray((image / 255.0 - mean) / spread)
 
 
-INTENSITIES: dict[str, Callable[[NDArray[Any]], NDArray[Any]]] = {
+Scaling = Callable[[NDArray[Any]], NDArray[Any]]
+
+INTENSITIES: dict[str, Scaling] = {
     "zscore": zscore,
     "imagenet": imagenet,
     "unit": lambda image: image / 255.0,
@@ -108,12 +110,12 @@ CONVOLUTIONS: dict[type[nn.Module], int] = {nn.Conv2d: 2, nn.Conv3d: 3}
 class Module(FileBackbone):
     """A network with its intensity scaling, padding and label names."""
 
-    network: nn.Module
+    network: nn.Module = field(repr=False)
     classes: int
     dimensions: int  # dimensions of the convolutions: 2 or 3
     name: str = "module"
     head: str = "softmax"
-    intensity: str = "zscore"  # name in INTENSITIES
+    intensity: str | Scaling = "zscore"  # name in INTENSITIES, or a function of the image (channel, *space)
     multiple: int = 1  # sides are padded to a multiple of this (32 for five halvings)
     labels: Mapping[int, str] = field(default_factory=dict)
     ignore: int | None = None
@@ -124,7 +126,8 @@ class Module(FileBackbone):
     device: str = "cpu"
 
     def __post_init__(self) -> None:
-        Registry("intensity", INTENSITIES)[self.intensity]
+        if not callable(self.intensity):
+            Registry("intensity", INTENSITIES)[self.intensity]
         if self.dimensions not in (2, 3):
             raise BadInput(f"dimensions must be 2 or 3, got {self.dimensions}")
 
@@ -136,12 +139,14 @@ class Module(FileBackbone):
     @property
     def loader(self) -> str:
         """Description of the preprocessing."""
-        return f"module({self.dimensions}d, intensity={self.intensity}, multiple={self.multiple}, window={self.window})"
+        own = self.intensity if isinstance(self.intensity, str) else self.intensity.__name__
+        return f"module({self.dimensions}d, intensity={own}, multiple={self.multiple}, window={self.window})"
 
     def prepare(self, case: Case) -> Prepared:
         """Scale (channel, *space) and reshape it to (n, channel, *space)."""
         check_image(case, channels=self.expects.channels)
-        scaled = INTENSITIES[self.intensity](np.asarray(case.image, np.float32))
+        scaling = INTENSITIES[self.intensity] if isinstance(self.intensity, str) else self.intensity
+        scaled = scaling(np.asarray(case.image, np.float32))
         whole = as_batch(scaled, self.dimensions).to(self.device)
         if self.window is not None and self.infer is not None:
             image = torch.as_tensor(np.ascontiguousarray(scaled), dtype=torch.float32)
@@ -201,7 +206,7 @@ def load_factory(spec: str, *, weights: Path | None, device: str, trust: bool) -
     return replace(backbone, device=device)
 
 
-def of_network(network: nn.Module, *, name: str = "module", **options: Any) -> Module:
+def of_network(network: nn.Module, *, name: str = "", **options: Any) -> Module:
     """Wrap a bare network: dimensions from its first convolution, classes from its last."""
     found = [layer for layer in network.modules() if isinstance(layer, tuple(CONVOLUTIONS))]
     if not found and not {"dimensions", "classes"} <= set(options):
@@ -210,7 +215,7 @@ def of_network(network: nn.Module, *, name: str = "module", **options: Any) -> M
         options.setdefault("dimensions", CONVOLUTIONS.get(type(found[0]), 2))
         options.setdefault("classes", int(found[-1].out_channels))  # type: ignore[arg-type]
         options.setdefault("expects", Expectation(channels=int(found[0].in_channels)))  # type: ignore[arg-type]
-    return Module(network, name=name, **options)
+    return Module(network, name=name or type(network).__name__, **options)
 
 
 def as_backbone(network: Backbone | nn.Module) -> Backbone:

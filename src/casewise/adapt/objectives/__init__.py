@@ -56,11 +56,17 @@ def objective_of(spec: Any, **options: Any) -> Objective:
         built: Objective = known.build(spec, **options)
         return built
     found = from_address(spec, "objective") if isinstance(spec, str) else spec
-    makes = inspect.isclass(found) or (inspect.isfunction(found) and not required_arguments(found))
-    try:
-        return as_objective(found(**options) if makes else found)
-    except TypeError as error:
-        raise BadInput(f"'{spec}' cannot be built without arguments ({error}); give its arguments defaults") from error
+    is_class = inspect.isclass(found)
+    if not is_class and not inspect.isfunction(found):
+        return as_objective(found)
+    needs = required_arguments(found)
+    on_network = hasattr(found, "reset") and not hasattr(found, "begin")  # built for each case, from the network
+    if is_class and len(needs) > on_network:
+        raise BadInput(
+            f"{found.__qualname__} cannot be built: it needs {', '.join(needs)}; give its arguments defaults, or write "
+            "a function of the network that returns the object"
+        )
+    return as_objective(found if needs else found(**options))
 
 
 def check_named_in_file(name: object, *, typed: str | None, where: str) -> None:
