@@ -17,7 +17,7 @@ for extra in "${extras[@]}"; do
   (cd "$place" && env -u PYTHONPATH bin/python -c "
 import importlib.resources as r, casewise
 assert r.files('casewise').joinpath('py.typed').is_file(), 'not typed'
-from casewise.data.phantom import cardiac
+from casewise.data.phantom import cardiac_cohort
 " && env -u PYTHONPATH bin/casewise --version && env -u PYTHONPATH bin/casewise --help >/dev/null)
   echo "ok: $extra"
   rm -rf "$place"

@@ -311,7 +311,7 @@ def test_each_option_of_a_model_reaches_the_model(option: str, changes: dict[str
     value = typed_value.get(option, next(iter(changes.values())))
     untyped = {field.name: field.default.default for field in fields(ModelOptions)}
     plain = ModelOptions(**{**untyped, "model": MODEL.spec, "device": "cpu"})
-    assert replace(plain, **{option: value}).chosen() == replace(plain.chosen(), **changes)
+    assert replace(plain, **{option: value}).as_model() == replace(plain.as_model(), **changes)
 
 
 def test_contract_and_memory_of_the_command_line_reach_the_deployment(stopped: None, scan: Path) -> None:

@@ -28,7 +28,7 @@ class World:
     """What a user has: a model, labelled cases of known patients, and new images."""
 
     model: Any
-    network: Any  # to guard with, and to load with where the model is no folder
+    network: Any  # to guard with, and to load with where the model is not a folder
     images: Any
     labels: Any
     patients: list[str]

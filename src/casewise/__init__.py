@@ -1,6 +1,6 @@
 """casewise: better masks from an existing segmentation model on new data, with a bound on the harm.
 
-Public names are imported when they are first used (PEP 562): ``import casewise`` costs nothing and pulls in no torch.
+Public names are imported when they are first used (PEP 562): ``import casewise`` is fast and does not import torch.
 ``__init__.pyi`` declares these names with their types for type checkers.
 """
 
@@ -24,7 +24,7 @@ _HOME = {
     "replay": "casewise.replay",
     "calibrate": "casewise.judge.calibration.calibrate",
     "certify": "casewise.judge.certificates.certify",
-    # measure: two masks, three masks, two folders' worth of them
+    # measure: two masks, three masks, or two folders of masks
     "compare": "casewise.study.compare",
     "fragmentation": "casewise.measure.signals.fragmentation",
     "harm": "casewise.measure.metrics.harm",
@@ -66,7 +66,7 @@ sys.modules[__name__].__class__ = _Package
 
 
 def __getattr__(name: str) -> Any:
-    if name == "monai":  # a submodule, whose library is an extra
+    if name == "monai":  # a submodule that needs an optional library
         return importlib.import_module("casewise.monai")
     if name not in _HOME:
         raise AttributeError(f"casewise has no public name {name!r}; it has {', '.join(sorted(_HOME))}")

@@ -43,7 +43,7 @@ from casewise.study.benchmark import (
 )
 
 PAGE, TABLE_CSV, TABLE_TEX, POLICIES = "bench.html", "tables/bench.csv", "tables/bench.tex", "policies"
-METHODS, DESIGNS = ("views:light",), ("default",)  # what is compared if nothing is named
+METHODS, DESIGNS = ("views:light",), ("default",)  # methods that are compared by default
 MANIFEST = "manifest.json"
 
 
@@ -294,7 +294,7 @@ def _sides(
     if calibration is not None:
         chosen, how = {*map(str, _listed(calibration))}, {"by": "patients that were named"}
         if lost := chosen - {one.patient for one in found}:
-            raise BadInput(f"calibration names {min(lost)}, which is no patient of these cases; give patients=")
+            raise BadInput(f"calibration names {min(lost)}, which is not a patient of these cases; give patients=")
         named = {one.id for one in found if one.patient in chosen}
     else:
         drawn, how = sides_of({one.id: Member(one.id, one.case.group, one.patient) for one in found}, share)

@@ -58,11 +58,11 @@ ARCHIVE, HELD_OUT, PLAN, PAGE = "archive", "held-out", "plan.json", "fit.html"
 HALF_TUNED, HALF_ARCHIVE = "tuned-half", "archive-half"  # for the learning curve
 POOR = {"dice": 0.7, "miou": 0.5}  # below these a mask is worth a look
 TUNED_LADDER = "tuned"
-TUNED_STATES = "tuned=tuned:1,average"  # one forward pass more than M0
+TUNED_STATES = "tuned=tuned:1,average"  # a second forward pass, beside that of M0
 
 OnProgress = Callable[[str, int, int], None]
 """Called with the name of a step, the number of finished parts, and the number of all parts."""
-HALF = " from half"  # ends the names of the steps that are for the learning curve
+HALF = " from half"  # end of the names of steps for the learning curve
 
 
 @dataclass(frozen=True)
@@ -101,11 +101,10 @@ def fit(
 ) -> Deployment:
     """Fit a deployment to labelled cases.
 
-    The chain: candidates are proposed for every labelled case (views of the frozen model, and weights that were tuned
-    on the other patients), designs that choose among them are compared on patients left out, the best one that passes
-    the
-    tests is fitted on all patients, flags are calibrated, and, where a promise is asked for, it is certified on others
-    who took no part in the rest. If none passes, the deployment keeps M0.
+    Candidates are proposed for every labelled case: views of the frozen model, and masks of weights that were tuned on
+    the other patients. Designs that choose among the candidates are compared on patients left out. The best design
+    that passes the tests is fitted on all patients, and flags are calibrated. If a promise is asked for, it is
+    certified on patients who took no part in the rest. If no design passes, the deployment keeps M0.
 
     Args:
         model: The frozen model: an ``nn.Module`` that returns logits, a model folder, a hub id, or a ``Model``.
@@ -177,18 +176,18 @@ def fit(
     steps = [*["learn"] * learn, "propose", *[f"learn{HALF}", f"propose{HALF}"] * (learn and learning_curve), "compare"]
     for said in (f"{pluralize(len(cases), 'labelled case')} of {count}", *notes, f"steps: {', '.join(steps)}"):
         (on_note or str)(said)
+    work = _Fit(
+        loaded, backbone, folder, chosen, tuning=(tuning or Tuning()) if learn else None, propose=propose,
+        flag_below=flag_below, allowed_hurt=allowed_hurt, measures=declared, learning_curve=learning_curve,
+        loss=loss, margin=margin, jobs=jobs, on_progress=on_progress or (lambda step, done, total: None),
+        notes=notes, began=began,
+    )  # fmt: skip
     folder.mkdir(parents=True, exist_ok=True)
     with file_lock(folder / "lock", wait=False) as own:
         if own is None:
             raise Refused(f"another fit writes to {folder}; wait for it, or choose another folder")
-        sweep(folder)  # what a killed run left half-written
+        sweep(folder)  # incomplete files of a killed run
         _check_plan(folder, options)
-        work = _Fit(
-            loaded, backbone, folder, chosen, tuning=(tuning or Tuning()) if learn else None, propose=propose,
-            flag_below=flag_below, allowed_hurt=allowed_hurt, measures=declared, learning_curve=learning_curve,
-            loss=loss, margin=margin, jobs=jobs, on_progress=on_progress or (lambda step, done, total: None),
-            notes=notes, began=began,
-        )  # fmt: skip
         return work.run(learners, aside, split, copy_model=copy_model)
 
 
@@ -243,13 +242,18 @@ class _Fit:
     allowed_hurt: float
     measures: tuple[Measure, ...]
     learning_curve: bool
-    loss: str  # that a promise bounds, with its margin
+    loss: str  # loss that a promise bounds, with its margin
     margin: float
     jobs: int | None
     on_progress: OnProgress
     notes: list[str]
     began: float
     seconds: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for how in self._proposers(self.propose, self.folder if self.tuning else None).values():
+            if not how.crossfit:
+                how.horizon(self.backbone)  # a wrong name ends the run here, before anything is learned
 
     def run(
         self, learners: Sequence[Labelled], aside: Sequence[Labelled], split: PromiseSplit | None, *, copy_model: bool
@@ -304,7 +308,7 @@ class _Fit:
 
         def progress(fold: int, update: int, loss: float) -> None:
             done[fold] = update
-            if not math.isnan(loss):  # a fold of an earlier run is no sign of how fast this one is
+            if not math.isnan(loss):  # folds of an earlier run say nothing about the speed of this one
                 total = tuning.updates * len(deal((one.patient for one in cases), folds))
                 self.on_progress(step, sum(done.values()), total)
 
@@ -459,7 +463,7 @@ class _Fit:
         }
 
     def _seconds_per_case(self, deployment: Deployment, one: Labelled) -> float:
-        """Measure how long a new case takes; of its label nothing is read."""
+        """Measure how long a new case takes; its label is not read."""
         return round(deployment.predict(self._read(one)).seconds, 2)
 
     def _read(self, one: Labelled) -> Case:
@@ -511,7 +515,7 @@ def _check_plan(folder: Path, options: Mapping[str, Any]) -> None:
     """Write the options of a new fit, or refuse a folder that was begun with others."""
     strange = [path.name for path in folder.iterdir() if path.name not in ("lock", "images")]
     if strange and not (folder / PLAN).is_file():
-        raise BadInput(f"{folder} has {', '.join(sorted(strange)[:3])} and is no deployment; choose another folder")
+        raise BadInput(f"{folder} has {', '.join(sorted(strange)[:3])} and is not a deployment; choose another folder")
     begin_or_continue(folder / PLAN, options)
 
 

@@ -49,7 +49,7 @@ def guard(
 
     The controller decides after every state, M0 included; the next update is made only if it asks for one more step. A
     rollback
-    returns M0 itself. The network comes back bit-identical, also after an exception. An error of the objective or of
+    returns M0 itself. The network is restored bit by bit, also after an exception. An error of the objective or of
     the controller is raised; a :class:`~casewise.deployment.Deployment` returns M0 instead.
 
     Args:
@@ -117,13 +117,13 @@ def run_judge(
     from casewise.adapt.proposers.live import LiveLadder, prepare, with_needs
     from casewise.judge.decide import decide, mask_of
 
-    wanted = judge.ladders or tuple(hows)[:1]  # a controller that reads no ladder by name sees the first one
+    wanted = judge.ladders or tuple(hows)[:1]  # a controller that names no ladder reads the first one
     read = {name: with_needs(how, judge.controller) for name, how in hows.items() if name in wanted}
     ready = prepare(case, network) if prepared is None else prepared
     ladder = LiveLadder(case, network, ready, read, together=bool(judge.ladders), deadline=deadline)
     failed: Exception | None = None
     try:
-        with ladder:  # leaving it raises MovedUnselected, also where the objective failed on top
+        with ladder:  # the end of the block raises MovedUnselected, even if the objective failed, too
             try:
                 decision = decide(judge, ladder)
                 mask = mask_of(judge.controller, ladder.mask, decision if judge.ladders else _unnamed(decision))

@@ -46,7 +46,7 @@ class GuardedInferer(Inferer):  # type: ignore[misc]
         Args:
             inputs: Images, (n, channel, *space). A model that needs the voxel spacing, such as nnU-Net, takes a
                 ``MetaTensor``.
-            network: The network of the deployment; another one is refused. None takes the deployment's own.
+            network: The network of the deployment; another one is refused. Default: the network of the deployment.
             args: Not used.
             kwargs: Not used.
 
@@ -56,7 +56,7 @@ class GuardedInferer(Inferer):  # type: ignore[misc]
 
         Raises:
             Mismatch: ``network`` is not the network of the deployment.
-            BadInput: ``inputs`` is no batch of images.
+            BadInput: ``inputs`` is not a batch of images.
         """
         backbone = self.deployment.backbone
         if isinstance(network, nn.Module) and network is not backbone.network:

@@ -65,9 +65,7 @@ def test_wrong_addresses_are_said_in_a_sentence(archive: Path) -> None:
         said("replay", archive, "own_controller:Smal")
     with pytest.raises(BadInput, match=r"no controller at 'nowhere:X'"):
         said("calibrate", archive, "--policy", "nowhere:X")
-    with pytest.raises(
-        BadInput, match="collections:Counter is no controller, it has no name and no needs and no states"
-    ):
+    with pytest.raises(BadInput, match="collections:Counter is not a controller: no name and no needs and no states"):
         said("calibrate", archive, "--policy", "collections:Counter")
 
 

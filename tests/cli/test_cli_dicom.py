@@ -272,4 +272,4 @@ def test_a_label_value_that_the_model_does_not_have_is_named(model: Path, tmp_pa
     nib.save(nib.Nifti1Image(values, label.affine), labels / f"{name}.nii.gz")
     words = ("record", "-m", model, "-i", images, "-l", labels, "--steps", 1, "--set", "shrink=", "--disable_tta")
     result = said(*words, "-device", "cpu", "-o", tmp_path / "archive")
-    assert f"casewise: {name}: its label holds 7, which is no class of the model" in result.stderr
+    assert f"casewise: {name}: its label holds 7, which is not a class of the model" in result.stderr

@@ -37,7 +37,7 @@ def run(*arguments: str | Path) -> str:
 
 def test_it_says_what_it_sees(acdc: Path) -> None:
     text = run(acdc)
-    assert "acdc_driving: laid out like acdc_driving" in text
+    assert "acdc_driving: layout acdc_driving" in text
     assert "10, 10 labelled, 5 clusters" in text
     assert "13 car (10)" in text
     assert "no problem seen" in text

@@ -79,7 +79,7 @@ def test_ladders_are_recorded_in_one_pass_and_one_more_is_a_resume(home: Path, t
     again = recorded(home, archive, "--propose", "views:light", "--propose", "tent", "--propose", "two=views:random(2)")
     assert again.exit_code == 0, again.output
     assert (
-        "3 cases, 3 of them from before; ladder two added to what was there (views-light, tent); 0 failed"
+        "3 cases, 3 of them recorded before; ladder two added (there before: views-light, tent); 0 failed"
         in again.output
     )
     assert open_archive(archive).ladders == ("views-light", "tent", "two")

@@ -102,7 +102,7 @@ def test_stdout_is_one_json_document(command: str, home: Path, tmp_path: Path) -
     words = [*command.split(), *map(str, asked(home, tmp_path)), "--json"]
     result = CliRunner().invoke(app, words, catch_exceptions=False)
     assert result.exit_code in (0, 1, 3, 4), f"{result.output} {result.exception!r}"
-    document = json.loads(result.stdout, parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
+    document = json.loads(result.stdout, parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
     assert isinstance(document, dict)
     assert document
     if command in ("record", "predict"):

@@ -109,7 +109,7 @@ FORGERIES = {
     "nine axes": ({"n": (40, "<h", 9)}, "1 to 7 axes"),
     "offset is NaN": ({"o": (108, "<f", float("nan"))}, "vox_offset"),
     "offset is negative": ({"o": (108, "<f", -1.0)}, "vox_offset"),
-    "strange voxels": ({"d": (70, "<h", 5)}, "5 is no datatype of NIfTI"),
+    "strange voxels": ({"d": (70, "<h", 5)}, "5 is not a datatype of NIfTI"),
 }
 
 
@@ -145,7 +145,7 @@ def test_a_header_that_nibabel_refuses_is_said_in_a_sentence(tmp_path: Path) -> 
     content = bytearray(path.read_bytes())
     content[70:72] = struct.pack("<h", 4096)  # a datatype that does not exist
     path.write_bytes(content)
-    with pytest.raises(UnsafeInput, match=r"a\.nii: 4096 is no datatype of NIfTI; export the file again"):
+    with pytest.raises(UnsafeInput, match=r"a\.nii: 4096 is not a datatype of NIfTI; export the file again"):
         read_volume(path)
 
 

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from worlds.discs import TinyModel, cohort
 
-from casewise.adapt.tuned_weights import TunedWeights, lent_weights, mean_weights, read_tuned_folder
+from casewise.adapt.tuned_weights import TunedWeights, mean_weights, read_tuned_folder, temporary_weights
 from casewise.core.durable import is_alive
 from casewise.core.errors import BadInput, Mismatch, TooFewCases
 from casewise.learn import folds
@@ -230,7 +230,7 @@ def test_another_model_and_other_files_are_refused(tmp_path):
         read_tuned_folder(tmp_path)
     with pytest.raises(BadInput, match="casewise fit"):
         read_tuned_folder(tmp_path / "empty")
-    with pytest.raises(Mismatch, match="has no a"), lent_weights(torch.nn.Linear(1, 1), weights(a=[1.0])):
+    with pytest.raises(Mismatch, match="has no a"), temporary_weights(torch.nn.Linear(1, 1), weights(a=[1.0])):
         pass
 
 

@@ -13,7 +13,7 @@ from miniature_nnunet import scan, write_model
 
 from casewise.adapt.backbones import load_backbone
 from casewise.adapt.snapshot import fingerprint
-from casewise.adapt.tuned_weights import lent_weights
+from casewise.adapt.tuned_weights import temporary_weights
 from casewise.core.errors import BadInput, Mismatch
 from casewise.core.records import Case
 from casewise.learn.export import export
@@ -79,7 +79,7 @@ def test_tuning_helps_on_the_shifted_scans(model):
         return float((backbone.prepare(cases[3]).pipeline.source()[0] != labels[3]).mean())
 
     before = error()
-    with lent_weights(backbone.network, tuned):
+    with temporary_weights(backbone.network, tuned):
         assert error() < before
     assert error() == before
 
@@ -96,7 +96,7 @@ def test_every_fold_of_an_ensemble_is_tuned_and_exported(model, tmp_path):
     tuned = tune(backbone, cases, labels, SHORT)
     assert {name.split(".")[1] for name in tuned.values} == {"0", "1"}
     again = load_backbone(str(export(backbone, tuned, tmp_path / "out")))
-    with lent_weights(backbone.network, tuned):
+    with temporary_weights(backbone.network, tuned):
         expected = backbone.prepare(cases[0]).predict()
         assert fingerprint(backbone.network) == again.fingerprint
     assert np.array_equal(again.prepare(cases[0]).predict(), expected)

@@ -12,7 +12,7 @@ import torch
 from casewise.adapt.backbones import load_backbone
 from casewise.adapt.backbones.checkpoints import write_safetensors
 from casewise.adapt.snapshot import fingerprint
-from casewise.adapt.tuned_weights import lent_weights
+from casewise.adapt.tuned_weights import temporary_weights
 from casewise.core.records import Case
 from casewise.learn.export import export
 from casewise.learn.generic import GenericTask
@@ -51,7 +51,7 @@ def test_a_segformer_is_tuned_on_the_grid_of_its_processor_and_exported(tmp_path
     assert "decode_head.classifier.weight" in tuned.values
     assert all("norm" in name for name in tuned.values if "classifier" not in name)
     again = load_backbone(str(export(backbone, tuned, tmp_path / "out")))
-    with lent_weights(backbone.network, tuned):
+    with temporary_weights(backbone.network, tuned):
         assert fingerprint(backbone.network) == again.fingerprint
 
 

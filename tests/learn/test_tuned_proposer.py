@@ -14,7 +14,7 @@ from casewise.adapt.adaptation import Adaptation
 from casewise.adapt.forward_episode import SharedSource
 from casewise.adapt.proposers import PreparedCase, named_proposal, proposer_of
 from casewise.adapt.snapshot import fingerprint
-from casewise.adapt.tuned_weights import lent_weights, read_tuned_folder
+from casewise.adapt.tuned_weights import read_tuned_folder, temporary_weights
 from casewise.archive.layout import ENTRY, read_json
 from casewise.archive.store import create_archive
 from casewise.archive.verify import verify
@@ -104,7 +104,7 @@ def test_views_are_read_through_the_tuned_weights(fitted):
     assert made.rungs == ("tuned", "mirror(x)", "gamma(1.4)", "mean")
     assert np.array_equal(made.masks[1], candidates(cases[0], folder).masks[4])
     backbone = TinyModel().load()
-    with lent_weights(backbone.network, read_tuned_folder(folder).mean):
+    with temporary_weights(backbone.network, read_tuned_folder(folder).mean):
         own = readings_of(backbone, backbone.prepare(cases[0]), cases[0], Adaptation("views:mirror(x),gamma(1.4)"))
     assert all(np.array_equal(a, b) for a, b in zip(made.masks[1:], own.masks, strict=True))
     with pytest.raises(BadInput, match="ensemble"):

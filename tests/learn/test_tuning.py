@@ -13,7 +13,7 @@ from worlds.discs import Tiny, cohort
 from casewise.adapt.backbones.merged import merged
 from casewise.adapt.backbones.module import Module
 from casewise.adapt.snapshot import fingerprint
-from casewise.adapt.tuned_weights import lent_weights
+from casewise.adapt.tuned_weights import temporary_weights
 from casewise.core.errors import BadInput, NotFinite, NothingToAdapt
 from casewise.core.records import Case
 from casewise.learn.generic import GenericTask, merged_logits, resampled
@@ -37,7 +37,7 @@ def test_tuning_learns_from_labels(tiny, norm, dimensions, head):
     tuned = tune(backbone, cases[:2], labels[:2], FAST)
     assert fingerprint(backbone.network) == before == tuned.model
     source = dice(backbone, cases[2], labels[2])
-    with lent_weights(backbone.network, tuned):
+    with temporary_weights(backbone.network, tuned):
         assert dice(backbone, cases[2], labels[2]) > max(0.7, source + 0.05)
     assert dice(backbone, cases[2], labels[2]) == source
     assert tuned.trained_on == ("p0", "p1")

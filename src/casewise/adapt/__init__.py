@@ -1,1 +1,1 @@
-"""Proposes candidate masks for one case: the torch half. ``episode.py`` is the only loop; start there."""
+"""Proposes candidate masks for one case, with torch. ``episode.py`` has the loop of updates; read it first."""

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from casewise.adapt.backbones import Backbone
     from casewise.adapt.objective import Objective
 
-DEFAULT_RATE = 5e-4  # of an objective that names none: the medical budget of the paper
+DEFAULT_RATE = 5e-4  # default of objectives that name no rate: the medical budget of the paper
 STATISTICS = ("source", "batch")
 RESETS = ("case", "stream")
 CONSENSUSES = ("mean", "vote", "medoid")
@@ -113,7 +113,7 @@ class Adaptation:
         2
         """
         for name in knobs:
-            _KNOBS[name]  # raises UnknownName, which says what was probably meant
+            _KNOBS[name]  # raises UnknownName with a suggestion
         return replace(objective, **knobs) if isinstance(objective, cls) else cls(objective, **knobs)
 
     def built(self) -> Objective:

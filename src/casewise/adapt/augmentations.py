@@ -30,7 +30,7 @@ class LightView:
     quarter_turns: int = 0  # counterclockwise, in the plane of the last two axes
     brightness: float = 1.0  # intensities are multiplied by it
     noise: float = 0.0  # standard deviation of added Gaussian noise
-    seed: int = 0  # of the noise field
+    seed: int = 0  # seed of the noise field
 
     def __post_init__(self) -> None:
         if not set(self.flips) <= {_ROWS, _COLUMNS}:

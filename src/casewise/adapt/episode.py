@@ -31,7 +31,7 @@ from casewise.measure.signals import check_registered
 
 
 class Episode:
-    """A network on loan for one case, as a context manager; it is the ``Adaptable`` that is passed to an objective.
+    """Updates of a network for one case, as a context manager that restores it; objectives get it as ``Adaptable``.
 
     ``how`` is the :class:`Adaptation`. A backbone gives ``forward`` (logits at the resolution of the mask; a function
     that pads its inputs has a method ``pad``), ``predict`` (the mask from the backbone's own pipeline) and ``head``
@@ -39,7 +39,7 @@ class Episode:
     """
 
     shrinks: ClassVar[bool] = True
-    rungs: ClassVar[tuple[str, ...]] = ()  # updates have numbers, no names
+    rungs: ClassVar[tuple[str, ...]] = ()  # empty: updates have numbers and no names
 
     def __init__(
         self,
@@ -85,11 +85,11 @@ class Episode:
                 "batch_statistics='source'"
             )
 
-    # ---- the loan ----
+    # ---- enter and exit ----
 
     def __enter__(self) -> Episode:
         with ExitStack() as stack:
-            stack.enter_context(torch.inference_mode(False))  # whatever mode the caller is in, updates need gradients
+            stack.enter_context(torch.inference_mode(False))  # updates need gradients
             stack.enter_context(torch.enable_grad())
             changing = None if self._moves == "anything" else self._movable.keys()
             stack.enter_context(restored(self.network, changing))

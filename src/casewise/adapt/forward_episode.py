@@ -37,15 +37,15 @@ class ForwardPass:
 
 
 class ForwardEpisode:
-    """A frozen network on loan for one case; ``advance`` makes the next forward pass, and at the end the consensus.
+    """Forward passes of a frozen network on one case; ``advance`` makes the next one, and the consensus at the end.
 
     With ``running`` a state is the consensus of all passes so far, so that a stop rule can end the case as soon as the
     mask no longer changes. A pass that cannot be used (NaN, constant image) is left out and reported; its state repeats
-    M0. The network comes back bit-identical.
+    M0. The network is restored bit by bit.
 
     Args:
         case: The prepared case, with M0 where it was predicted already.
-        backbone: The model; its network is on loan.
+        backbone: The model.
         pipeline: The way from the prepared case to probabilities and masks.
         passes: The forward passes, in order.
         how: Options; ``how.steps`` is the number of states after M0.
@@ -85,7 +85,7 @@ class ForwardEpisode:
         names = tuple(one.name for one in self.passes)
         return names if self.running else (*names, self.consensus)
 
-    # ---- the loan ----
+    # ---- enter and exit ----
 
     def __enter__(self) -> ForwardEpisode:
         with ExitStack() as stack:
@@ -180,7 +180,7 @@ class ForwardEpisode:
     def _form_consensus(self, began: float) -> Signals:
         used = [0, *(k + 1 for k, one in enumerate(self.passes) if one.name not in self.left_out)]
         masks, count = [self.record.masks[place] for place in used], {"readings": float(len(used))}
-        if len(used) == 1:  # nothing but M0 was left
+        if len(used) == 1:  # only M0 can be used
             return self._keep_mask(masks[0], began, count)
         if self.consensus == "vote":
             return self._keep_mask(vote(masks), began, count)
@@ -201,7 +201,7 @@ class ForwardEpisode:
     def shrink(self, step: int, alpha: float) -> Mask:
         """Refuse: no weights move, so there is nothing to interpolate."""
         raise BadInput(
-            f"{self.how.objective} changes no weights, so state {step} has no weaker form; deploy it as it is"
+            f"{self.how.objective} changes no weights, so state {step} cannot be interpolated; deploy it unchanged"
         )
 
     @property

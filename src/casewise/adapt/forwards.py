@@ -49,7 +49,7 @@ class Forwards:
         self._run: Forward = forward or (lambda given: at_resolution(logits_of(network(given)), given.shape[2:]))
         self.padded: Forward = getattr(forward, "pad", lambda given: given)  # inputs as the network itself sees them
         self._own_predict = predict
-        self._on_grid: bool = getattr(predict, "on_grid", True)  # whether its mask has the voxels of the inputs
+        self._on_grid: bool = getattr(predict, "on_grid", True)  # True: the mask has the voxels of the inputs
         self._before = before_forward or (lambda: None)
         self._max_slices = how.max_slices
         self._kept: tuple[Tensor, list[int]] | None = None

@@ -43,7 +43,7 @@ ChunkLoss = Callable[[Tensor, Tensor, slice], "tuple[Tensor, float | Tensor]"]
 
 
 class Adaptable(Protocol):
-    """A network on loan for one case: everything that an objective may read or move."""
+    """One case and its network: everything that an objective may read or change."""
 
     network: nn.Module
     learning_rate: float

@@ -47,10 +47,10 @@ def evaluating(network: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def restored(network: nn.Module, changing: Collection[str] | None = None) -> Iterator[None]:
-    """Give the network back bit-identical.
+    """Restore the network bit by bit at the end of the block.
 
     Args:
-        network: The network on loan.
+        network: The network.
         changing: Names of the parameters that may move; None means that anything may change. Buffers, training modes
             and hooks may always change.
 
@@ -145,7 +145,7 @@ class _Held:
                 value.update(content)
             added = getattr(tensor, name)
             if added is not value:
-                added.clear()  # torch keeps calling what is in here, whatever the attribute says
+                added.clear()  # torch calls the hooks in this object even if the attribute was replaced
                 setattr(tensor, name, value)
         if tensor.__dict__ != self.attributes:
             tensor.__dict__.clear()
@@ -229,7 +229,7 @@ _SETTINGS = (bool, int, float, str, tuple)
 _MODES = frozenset({"training", "momentum", "track_running_stats", "_is_full_backward_hook"})
 """Settings that methods switch while they adapt; none of them changes a prediction in evaluation mode by itself."""
 _GONE = object()
-_OWN = frozenset(nn.Module().__dict__)  # modules, parameters, buffers, hooks: looked after elsewhere
+_OWN = frozenset(nn.Module().__dict__)  # modules, parameters, buffers and hooks are restored elsewhere
 
 
 def _copied(held: Any) -> Any:

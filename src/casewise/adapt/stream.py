@@ -20,7 +20,7 @@ from casewise.core.records import Case
 
 
 class CaseStream:
-    """Gradient episodes over cases in a fixed order; a context manager that gives the network back bit-identical.
+    """Gradient episodes over cases in a fixed order; a context manager that restores the network bit by bit.
 
     Args:
         network: The model.
@@ -51,7 +51,7 @@ class CaseStream:
         return self._episode
 
     def restart(self) -> None:
-        """Give the network back; the next case starts from the source, as after a case that failed."""
+        """Restore the network, so that the next case starts from the source, for example after a case that failed."""
         episode, self._episode = self._episode, None
         if episode is not None:
             episode.__exit__(None, None, None)

@@ -117,8 +117,8 @@ def mean_weights(folds: Sequence[TunedWeights]) -> TunedWeights:
 
 
 @contextmanager
-def lent_weights(network: nn.Module, tuned: TunedWeights, share: float = 1.0) -> Iterator[None]:
-    """Return a context in which the network has the weights M0 + share (tuned - M0); its own tensors come back.
+def temporary_weights(network: nn.Module, tuned: TunedWeights, share: float = 1.0) -> Iterator[None]:
+    """Return a context in which the network has the weights M0 + share (tuned - M0); they are restored afterwards.
 
     Args:
         network: The network of the model that was tuned.
@@ -150,8 +150,8 @@ class TunedFolder:
     """The tuned weights of every fold, and the reasons of folds that failed."""
 
     folds: tuple[TunedWeights, ...]
-    failed: Mapping[str, str]  # by patient: why the training of its fold failed
-    sha256: str  # of all files with weights
+    failed: Mapping[str, str]  # by patient: reason why the training of the fold failed
+    sha256: str  # hash of all files with weights
 
     @property
     def model(self) -> str:

@@ -59,7 +59,7 @@ class Entry:
     cluster: str | None = None
     split: str | None = None
     spacing_mm: tuple[float, ...] | None = None
-    labelled: bool = False  # by value or by hash
+    labelled: bool = False  # True if a label is stored
     label_sha256: str | None = None
     input_sha256: str | None = None
     seed: int = 0
@@ -70,11 +70,11 @@ class Entry:
     states: tuple[State, ...] = ()
     mask_sha256: Mapping[str, str] = field(default_factory=dict)  # by str(state)
     files: Mapping[str, str] = field(default_factory=dict)  # sha256 by file name
-    ladder: str = ""  # its name where the archive holds several; then the files lie in a folder of their own
-    rungs: tuple[str, ...] = ()  # what the steps after M0 are called, where they are not updates
-    fold: str = ""  # which tuned weights made its candidates: "fold-2", "mean"
+    ladder: str = ""  # name of the ladder, if the archive holds several; its files are then in a separate folder
+    rungs: tuple[str, ...] = ()  # names of the steps after M0, if they are not updates
+    fold: str = ""  # tuned weights that made the candidates: "fold-2", "mean"
     trained_on: tuple[str, ...] = ()  # patients whose labels trained those weights
-    appearance: Mapping[str, float] = field(default_factory=dict)  # what the image looks like to the model
+    appearance: Mapping[str, float] = field(default_factory=dict)  # appearance of the image for the model
 
     @property
     def digest(self) -> str:
@@ -226,7 +226,7 @@ def measure_options(words: str) -> dict[str, Any]:
 
 
 LARGEST_BYTES = 16 << 30
-_FLAT = re.compile(  # how NumPy begins a flat array of numbers, which is nearly all that an archive holds
+_FLAT = re.compile(  # first bytes of a flat array of numbers, as nearly all arrays of an archive are
     rb"\x93NUMPY\x01\x00..\{'descr': '([|<][buif][1248])', 'fortran_order': False, 'shape': \((\d+),\), \} *\n", re.S
 )
 

@@ -133,7 +133,7 @@ OF_UPDATES = {"learning_rate", "parameters", "steps", "modulation", "statistics"
 
 
 _SHARED = ("metric", "min_area", "foreground", "ignore", "classes")
-"""What all ladders of an archive must be configured alike in, because one table holds their numbers."""
+"""Settings that all ladders of an archive must share, because one table holds their numbers."""
 
 
 def check_joins(path: Path, first: Mapping[str, Any], ladder: str, asked: Mapping[str, Any]) -> None:

@@ -161,7 +161,7 @@ def _number(path: Path, name: str, text: str) -> float | None:
         return float(text) if text.strip() else None
     except ValueError:
         raise BadInput(
-            f"{path}: signal {name} holds {text!r}, which is no number; leave the cell empty if it is unknown"
+            f"{path}: signal {name} holds {text!r}, which is not a number; leave the cell empty if it is unknown"
         ) from None
 
 

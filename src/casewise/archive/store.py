@@ -58,10 +58,10 @@ class Archive:
     path: Path
     manifest: Mapping[str, Any]
     entries: Mapping[str, Entry]
-    evaluation: bool = False  # every case evaluates, whatever its split says
+    evaluation: bool = False  # True: every case is an evaluation case, whatever its split is
     unlocked_by: str = ""  # hash of the line of the exposure ledger that says why evaluation labels are read (F12)
     ladder_name: str | None = ""  # the ladder in view; "" is the unnamed one, None says that one must be chosen first
-    cases: Mapping[str, Entry] | None = field(default=None, repr=False)  # the cases themselves, M0; None: as entries
+    cases: Mapping[str, Entry] | None = field(default=None, repr=False)  # where M0 is; None: entries
     parts: Mapping[str, Mapping[str, Entry]] = field(default_factory=dict, repr=False)  # named ladders, then cases
     joined: tuple[str, ...] = ()  # the ladders that are read together, where several are in view
 
@@ -98,7 +98,7 @@ class Archive:
         """Return the named ladder; without a name the one in view, or the only one."""
         if ladder is not None:
             return self.ladder(ladder)
-        self._facts  # noqa: B018  refuses where several are held and none is chosen
+        self._facts  # noqa: B018  raises an error if there are several and none is chosen
         return self
 
     @property
@@ -307,7 +307,7 @@ class Archive:
             return self._seal()
 
     def _seal(self) -> Archive:
-        manifest = dict(layout.read_json(self.path / layout.MANIFEST))  # of every writer
+        manifest = dict(layout.read_json(self.path / layout.MANIFEST))  # with the changes of all writers
         there = _read_cases(self.path)
         parts = _read_parts(self.path, there, manifest)
         cases: dict[str, Any] = {}
@@ -394,7 +394,7 @@ def create_archive(
     path = Path(path)
     facts = made_by(binding, steps, configuration or {})
     check_archive_place(path)
-    with file_lock(path / layout.LOCK):  # two writers that begin at once would each lose the other's ladder
+    with file_lock(path / layout.LOCK):  # else one of two writers could lose its ladder
         return _created(path, facts, ladder)
 
 
@@ -465,7 +465,7 @@ def describe_cases(path: str | Path, cases: Iterable[Any]) -> tuple[str, ...]:
 def check_archive_place(path: Path) -> None:
     """Refuse a folder that has cases/ but no manifest: other software made it."""
     found = sorted(one.name for one in (path / layout.CASES).glob("*") if not one.name.startswith(layout.HALF_WRITTEN))
-    if found and not (path / layout.MANIFEST).exists():  # asked last: another writer makes it before its first case
+    if found and not (path / layout.MANIFEST).exists():  # last: it is written before a case
         raise BadInput(
             f"{path} has a folder {layout.CASES}/ with {found[0]} and no {layout.MANIFEST}, so it is not an "
             f"archive; choose another folder with -o"
@@ -552,7 +552,7 @@ def _read_parts(path: Path, cases: Mapping[str, Entry], manifest: Mapping[str, A
                 raise DamagedArchive(
                     f"{files[name]} contradicts its case on {', '.join(wrong)}; the archive was edited"
                 )
-        told = ("group", "cluster", "split")  # a table may have filled these in after the ladder was recorded
+        told = ("group", "cluster", "split")  # a table may have added these after the ladder was recorded
         found[ladder] = MappingProxyType(
             {
                 name: replace(entry, **{fact: getattr(cases[name], fact) for fact in told})

@@ -30,7 +30,7 @@ def verify(path: str | Path) -> list[str]:
 def _problems(archive: Archive) -> Iterator[str]:
     for facts in (archive.manifest, *archive.manifest.get("ladders", {}).values()):
         how = dict(facts.get("configuration", {}).get("adaptation") or {})
-        how.pop("objective", None)  # may be code of the person who recorded it, and is checked before it is used
+        how.pop("objective", None)  # may be code of the user; checked before it is used
         try:
             check_names_no_code(how, where=layout.MANIFEST)
         except UnsafeInput as error:
@@ -65,7 +65,7 @@ def _file_problems(folder: Path, entry: Entry, ladders: Collection[str] = ()) ->
             yield f"case {entry.id}: {name} was changed or cut after it was written"
     known = {*entry.files, *ladders, layout.ENTRY}
     for name in sorted(file.name for file in folder.iterdir() if file.name not in known):
-        if not name.startswith(layout.HALF_WRITTEN):  # of a killed run, as beside the cases
+        if not name.startswith(layout.HALF_WRITTEN):  # a folder that a killed run left behind
             yield f"case {entry.id}: {name} does not belong to the archive"
 
 

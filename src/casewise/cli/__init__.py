@@ -75,8 +75,8 @@ class _Commands(TyperGroup):
         module = importlib.import_module(f"casewise.cli.{HOMES.get(name, name)}")
         command: Any = typer.main.get_command(module.app)
         command = getattr(command, "commands", {name: command})[name]
-        command.rich_markup_mode = None  # tables of rich cut the names of options off at 80 columns
-        command.params = [one for one in command.params if one.name not in COMPLETION]  # casewise --help has them
+        command.rich_markup_mode = None  # rich cuts off the names of options at 80 columns
+        command.params = [one for one in command.params if one.name not in COMPLETION]  # in casewise --help
         _take_defaults(ctx, name, command)
         return command
 
@@ -174,7 +174,7 @@ def main() -> None:
     sys.exit(code if isinstance(code, int) else 0)
 
 
-INTERRUPTED = 130  # by Ctrl-C, as shells count it
+INTERRUPTED = 130  # the exit code that shells use for Ctrl-C
 
 DISK = {
     errno.ENOSPC: "the disk is full: free some space",

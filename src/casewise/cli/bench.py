@@ -79,15 +79,15 @@ def bench(
     keep_freed_memory()
     model = adaptation = None
     if not (data / "manifest.json").is_file():
-        model = source.chosen()
-        adaptation = Adaptation(**how.asked(model), shrink=parsed_states(shrink))
+        model = source.as_model()
+        adaptation = Adaptation(**how.as_fields(model), shrink=parsed_states(shrink))
         how.check_used(proposals(adaptation, propose or list(METHODS), how.objective))
     with telling.steps() as progress:
         found = run_bench(
             model, data, methods=propose or METHODS, policies=policy or DESIGNS,
             calibration=calibration, share=share, metric=metric,
             loss=None if loss == "none" else loss, alpha=alpha, delta=delta, margin=margin,
-            adaptation=adaptation, out=out, engine=where.chosen(), on_progress=progress,
+            adaptation=adaptation, out=out, engine=where.as_engine(), on_progress=progress,
             on_warning=lambda note: typer.echo(f"casewise: {note}", err=True),
         )  # fmt: skip
     lines = [found.summary(), f"Wrote {out}: bench.html, result.json, tables/"]

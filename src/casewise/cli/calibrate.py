@@ -38,7 +38,7 @@ def calibrate(
     ),
     window: int = setting(None, help="hybrid: refit on this many latest cases only."),
     unshrunk: bool = setting(
-        False, help="Use the full update in bucket mid, for archives without interpolated states."
+        False, help="Use the full update in the bucket mid, for archives without interpolated states."
     ),
     source_metric: float = setting(None, help="Metric of the model on its own data, to warn if it is much lower here."),
     ladder: list[str] = typer.Option([], help="Method to use, if the archive has several; repeat for several."),
@@ -64,7 +64,7 @@ def calibrate(
 
     holdout = as_archive(archive, ladder)
     unflagged = None if flag_below is None else too_few_for_flags(holdout.marked(CALIBRATION), confidence)
-    if unflagged:  # known before anything is computed
+    if unflagged:  # checked before anything is computed
         typer.echo(f"! {unflagged}", err=True)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", CasewiseWarning)
@@ -100,7 +100,7 @@ def _kept_previous(place: Path, made: Policy) -> Path | None:
     try:
         if asdict(read_policy(file, typed=made.controller)) == asdict(made):
             return None
-    except CasewiseError:  # damaged, edited or of another version: worth keeping all the same
+    except CasewiseError:  # damaged, edited or of another version: it is kept, too
         pass
     number = 1
     while (aside := file.with_name(f"{file.stem}-previous-{number}.json")).exists():

@@ -55,11 +55,11 @@ def certify(
     cases: int | None = setting(
         None, min=1, max=MOST_PLANNED, help="--sample-size: number of labelled patients that you have."
     ),
-    low_mid: str = setting("envelope", help="envelope, or fixed if the low/mid cut comes from other cases."),
+    low_mid: str = setting("envelope", help="envelope, or fixed if other cases fitted the cut between low and mid."),
     within: str = setting("mean", help="How cases of one patient are combined: mean or max."),
-    population: str = setting("all", help="Region gate: all cases, or only scored ones."),
+    population: str = setting("all", help="Region gate: all cases, or only scored ones (cases with a changed region)."),
     evaluation: Path | None = setting(None, help="Labelled archive of other cases for the reliability diagram."),
-    split: str | None = setting(None, help="Use only cases of this split; default: calibration."),
+    split: str | None = setting(None, help="Use the archive's cases of this split; default: calibration."),
     consensus: str = setting(None, help="--policy default: name of the candidate that combines the others."),
     force: bool = setting(False, help="Certify a policy that calibration advised against (NO-GO)."),
     as_json: bool = AS_JSON,
@@ -113,7 +113,7 @@ def _check_place(folder: Path) -> None:
         if there:
             read_certificate(folder / CERTIFICATE)
     except Refused:
-        return  # one of casewise that a hand changed
+        return  # a file of casewise that somebody edited
     except CasewiseError:
         raise BadInput(
             f"{folder} has {', '.join(there)} that casewise did not write, and this run would replace them; "
@@ -129,11 +129,11 @@ def _written(folder: Path, certificate: Certificate, policy: Policy) -> tuple[Pa
 
     folder.mkdir(parents=True, exist_ok=True)
     sweep(folder)
-    file = write_certificate(folder, certificate)  # first: by it the next run knows the other two as its own
+    file = write_certificate(folder, certificate)  # first: the next run needs it to replace the other files
     page, chosen = folder / CERTIFICATE_PAGE, folder / CERTIFIED_POLICY
     if certificate.feasible:
         write_policy(chosen, policy)
-    else:  # nothing is certified, so there is no policy for it, nor one of an earlier certificate
+    else:  # nothing is certified: a certified policy of an earlier run is removed
         chosen.unlink(missing_ok=True)
     write_durably(page, certificate_page(certificate).encode())
     return (file, page, chosen) if certificate.feasible else (file, page)

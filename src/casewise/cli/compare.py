@@ -39,7 +39,7 @@ def compare(
     ),
     resample: str = typer.Option(None, help="nearest: resample new masks to the grid of the old ones."),
     label_names: str = typer.Option(
-        None, help="Names of labels: 1=LV,2=MYO, or a dataset.json; by default the one that nnU-Net left beside masks."
+        None, help="Names of labels: 1=LV,2=MYO, or a dataset.json; default: the dataset.json beside the masks."
     ),
     classes: str = typer.Option(None, help="Compare these labels only, such as 1,2,3; others become background."),
     metric: str = typer.Option("dice", help="Metric that labels are scored with: {metrics}."),
@@ -59,7 +59,7 @@ def compare(
     zero_is_label: bool = setting(
         None,
         "--zero-is-label/--zero-is-background",
-        help="Treat label 0 as a class (in driving, 0 is road); default: if it is not named background.",
+        help="Treat label 0 as a class (in driving, 0 is road); default: true if it has a name other than background.",
         show_default=False,
     ),
     ignore: int = setting(None, help="Label of voxels that are left out, such as 255."),
@@ -69,8 +69,8 @@ def compare(
         "moved", help="Distances: none, moved (old to new where a label moved), all (also HD95 to the label; slower)."
     ),
     certificate: Path = setting(None, help="With --take-over: certificate that must hold for the policy."),
-    method: str = setting("imported", help="With --take-over: method that made NEW, as named at casewise import."),
-    model: str = setting("imported", help="With --take-over: model that made OLD, as named at casewise import."),
+    method: str = setting("imported", help="With --take-over: method that made NEW, as given to casewise import."),
+    model: str = setting("imported", help="With --take-over: model that made OLD, as given to casewise import."),
     force: bool = setting(False, help="With --take-over: use a policy that calibration advised against (NO-GO)."),
     as_json: bool = AS_JSON,
 ) -> None:
@@ -98,7 +98,7 @@ def compare(
         raise BadInput("compare needs two folders and an output folder: casewise compare OLD NEW -o OUT")
     check_place(out, (old, new, labels, images))
     with alone(out):
-        for name in WRITTEN:  # nothing old may be taken for the outcome of this run
+        for name in WRITTEN:  # remove results of an earlier run
             (out / name).unlink(missing_ok=True)
         outcome = compare_folders(
             old, new, labels=labels, images=images, cases=cases, names=names, plan=plan, measures=measures,

@@ -121,7 +121,7 @@ def _check_harmless(file: Path, key: str, option: str, value: Any, *, named: boo
         wrong = f"{key} overrides a refusal"
     else:
         return
-    raise Refused(f"{file} was found and not named, and {wrong}; to allow this, use --config {file}")
+    raise Refused(f"{file} was found automatically, and {wrong}; to allow this, use --config {file}")
 
 
 def _texts(value: Any) -> Iterator[str]:
@@ -138,7 +138,7 @@ def _leaves_folder(text: str, *, proposers: bool) -> bool:
         place = rest if proposers and kind in PROPOSERS else word
         try:
             outside = place.startswith("~") or not (here / place).resolve().is_relative_to(here)
-        except (OSError, ValueError):  # no path at all: too long, or with a null byte
+        except (OSError, ValueError):  # not a path: too long, or with a null byte
             outside = True
         if outside:
             return True

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 app = typer.Typer()
 
 MODEL = "casewise.adapt.networks:phantom_cardiac"
-LABELLED, NEW, OTHER = 19, 20, 2  # hearts: labelled, new ones of the same scanner, and of a third one among them
+LABELLED, NEW, OTHER = 19, 20, 2  # hearts: labelled, new, and new from a third scanner
 HOME = 12  # hearts of the scanner that the model was trained on
 PROMISE = 0.2  # share of new hearts that may lose more than a point
 UPDATES = 40  # of tuning; the default of fit is 80
@@ -98,7 +98,7 @@ def _write_data(taught: Path, unseen: Path) -> Cohort:
     from casewise.data.phantom import cardiac_cohort
 
     def without_group(members: Mapping[str, Member]) -> dict[str, Member]:
-        return {name: replace(member, group=None) for name, member in members.items()}  # the scanner is not told
+        return {name: replace(member, group=None) for name, member in members.items()}  # no scanner
 
     first = cardiac_cohort("B", LABELLED, split="labelled")
     write_cohort(replace(first, members=without_group(first.members)), taught)

@@ -69,7 +69,7 @@ def fit(
     keep_freed_memory()
     with telling.steps() as progress:
         deployment = run_fit(
-            source.chosen(), images, labels, patients=groups, out=out, views=views, learn=learn, propose=propose,
+            source.as_model(), images, labels, patients=groups, out=out, views=views, learn=learn, propose=propose,
             tuning=Tuning(parameters if parameters in NAMED else tuple(parameters.split(","))),
             metric=metric, flag_below=flag_below, allowed_hurt=allowed_hurt, promise=promise, loss=loss,
             learning_curve=learning_curve, measures=measures or (), jobs=jobs, copy_model=copy_model,

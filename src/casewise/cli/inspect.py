@@ -105,7 +105,7 @@ def _inspect_images(
 def _lines(seen: Inspection) -> list[str]:
     clusters = f", {pluralize(seen.clusters, 'cluster')}" if seen.clusters is not None else ""
     lines = [
-        f"{seen.name}: laid out like {seen.layout}",
+        f"{seen.name}: layout {seen.layout}",
         f"cases       {seen.cases}, {seen.labelled} labelled{clusters}",
     ]
     lines += [
@@ -199,7 +199,7 @@ def _export_model(deployment: Path, out: Path, *, as_json: bool) -> None:
 
 
 def _model_kind(path: Path) -> str | None:
-    """Return the kind of a model by its files; None if it is no model."""
+    """Return the kind of a model by its files; None if it is not a model."""
     if path.is_file():
         return "checkpoint" if path.suffix in _WEIGHTS else None
     return next((kind for kind, files in _MODELS.items() if all(any(path.glob(name)) for name in files)), None)

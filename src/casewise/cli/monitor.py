@@ -104,7 +104,7 @@ def _rows(stream: Path) -> Iterator[dict[str, Any]]:
         with stream.open(encoding="utf-8") as lines:
             yield from (dict(json.loads(line)) for line in lines if line.strip())
     except (ValueError, TypeError) as error:
-        raise BadInput(f"{stream} has a line that is no JSON object ({error}); no decision was read") from None
+        raise BadInput(f"{stream} has a line that is not a JSON object ({error}); no decision was read") from None
 
 
 def _decisions(folder: Path) -> Iterator[dict[str, Any]]:
@@ -114,7 +114,7 @@ def _decisions(folder: Path) -> Iterator[dict[str, Any]]:
     from casewise.run.prediction_folder import decisions_in
 
     if not (folder / "audit.jsonl").is_file():
-        raise BadInput(f"{folder} is no folder of casewise predict: no audit.jsonl; give what predict got as -o")
+        raise BadInput(f"{folder} is not a folder of casewise predict: no audit.jsonl; give what predict got as -o")
     for decision in decisions_in(folder):
         yield {"case": decision.case_id, "cluster": decision.cluster, **numbers_of(decision)}
 
@@ -163,8 +163,8 @@ def _approximate(calibration: Path | None) -> Iterator[str]:
     """Warn that the rate of false alarms is not a bound if the calibration cases were predicted by other weights."""
     if calibration is not None and (calibration / "tuned").is_dir() and not (calibration / "held-out").is_dir():
         yield (
-            "! the labelled cases were predicted by weights tuned without them, new cases by their mean, so "
-            " the probability of a false alarm is approximate; fit --promise sets cases aside for which it holds"
+            "! each labelled case was predicted by weights tuned without it, new cases by the mean of all weights, so "
+            "the probability of a false alarm is approximate; fit --promise sets cases aside for which it holds"
         )
 
 

@@ -75,14 +75,14 @@ class ModelOptions:
         "folder names, such as mypackage.nets.Net; repeat for several.",
     )
     dataset: str | None = setting(None, help="nnU-Net dataset, instead of -m.")
-    configuration: str = setting("3d_fullres", help="nnU-Net configuration, with dataset.")
-    plans: str = setting("nnUNetPlans", help="nnU-Net plans, with dataset.")
-    trainer: str = setting("nnUNetTrainer", help="nnU-Net trainer, with dataset.")
+    configuration: str = setting("3d_fullres", help="nnU-Net configuration, with the setting dataset.")
+    plans: str = setting("nnUNetPlans", help="nnU-Net plans, with the setting dataset.")
+    trainer: str = setting("nnUNetTrainer", help="nnU-Net trainer, with the setting dataset.")
     step_size: float = setting(0.5, help="Step of nnU-Net's sliding window, as a share of the window.")
     merge: list[str] | None = setting(None, help="Merge or rename classes, such as disc=rim+cup; repeat for several.")
 
-    def chosen(self) -> Model:
-        """The model, not loaded yet."""
+    def as_model(self) -> Model:
+        """Return the model, not loaded yet."""
         from casewise.adapt.model import Model, device_of, nnunet_folder
         from casewise.core.errors import BadInput
 
@@ -125,15 +125,17 @@ class DeploymentOptions:
 
     policy: str | None = typer.Option(None, help="Only if -m is a model: policy.json, its archive, or m0 (no change).")
     model_at: str | None = typer.Option(None, "--model-at", help="Folder of the model, if it was moved after fit.")
-    objective: str | None = setting(None, help="Your own method (package.module:Name) or model files of the policy.")
+    objective: str | None = setting(
+        None, help="Your own method (package.module:Name) or members that the policy names."
+    )
     controller: str | None = setting(None, help="Your own controller (package.module:Name), if the policy names one.")
     certificate: Path | None = setting(None, help="Certificate of this policy; another certificate is refused.")
-    watch: Path | None = setting(None, help="watch.json of casewise monitor to add to; original masks while suspended.")
+    watch: Path | None = setting(None, help="watch.json to add decisions to; after an alarm, every case keeps M0.")
     force: bool = setting(False, help="Deploy a policy that calibration advised against.")
     contract: str | None = setting(None, help="Reaction to images unlike the training data: refuse, warn or off.")
-    max_ram: str | None = setting(None, help="Refuse images that need more memory (16G); serve: 80 % of what is free.")
+    max_ram: str | None = setting(None, help="Refuse larger cases (16G); default of serve: 80 % of the free memory.")
 
-    def opened(self, model: Model, **more: Any) -> Deployment:
+    def open_deployment(self, model: Model, **more: Any) -> Deployment:
         """Open and check the deployment; ``more`` are further options of ``open_deployment``."""
         from casewise.adapt.contract import parse_size
         from casewise.deployment.saved import open_deployment
@@ -160,9 +162,9 @@ class AdaptationOptions:
     foreground: bool | None = setting(
         None,
         "--foreground/--classes",
-        help="Measure changes of the foreground, or of every class; default: foreground.",
+        help="Measure changes of the foreground only; false (or classes=true): of every class; default: true.",
     )
-    max_slices: int | None = setting(None, help="Slices or patches in one batch: fewer need less memory, same result.")
+    max_slices: int | None = setting(None, help="Slices or patches per batch; fewer need less memory.")
     consensus: str | None = setting(None, help="How views are combined: mean, vote or medoid; default: mean.")
     mirrored_views: bool | None = setting(
         None, help="Predict each view with the model's mirroring too (several times slower); default: false."
@@ -174,7 +176,7 @@ class AdaptationOptions:
         None, help="With modulation: archive recorded without modulation, to scale the risk; needs no labels."
     )
 
-    def asked(self, model: Model) -> dict[str, Any]:
+    def as_fields(self, model: Model) -> dict[str, Any]:
         """Return the given fields of an Adaptation; an archive of statistics is read."""
         from casewise.adapt.adaptation import Adaptation
         from casewise.core.errors import BadInput
@@ -203,7 +205,7 @@ class AdaptationOptions:
             _refuse_unread(OF_UPDATES, "nothing that is proposed makes updates")
 
 
-_OF_READINGS = {"consensus"}  # what views and members read, and updates never do
+_OF_READINGS = {"consensus"}  # options that views and members read, and updates do not
 _OF_VIEWS = {"mirrored_views"}
 
 
@@ -242,13 +244,13 @@ class CaseOptions:
 
         return channel_patterns(self.channels)
 
-    def whole(self, backbone: Backbone) -> tuple[CaseFiles, ...]:
+    def all_cases(self, backbone: Backbone) -> tuple[CaseFiles, ...]:
         """The cases of all parts, for statements about the whole folder."""
         from casewise.run.gather import gathered_cases
 
         return gathered_cases(backbone, self.images, labels=self.labels, groups=self.groups, parts=(1, 0))
 
-    def gathered(self, backbone: Backbone, keep: Path | None = None) -> tuple[CaseFiles, ...]:
+    def list_cases(self, backbone: Backbone, keep: Path | None = None) -> tuple[CaseFiles, ...]:
         """The cases of the folder that this process takes; DICOM series are written as NIfTI below ``keep``."""
         from casewise.run.gather import gathered_cases
 
@@ -272,8 +274,8 @@ class EngineOptions:
     address: str | None = setting(None, help="Address of a Ray cluster; default: start Ray on this machine.")
     timeout: float | None = setting(None, help="Seconds per case; after that predict writes the original mask.")
 
-    def chosen(self) -> Any:
-        """The engine."""
+    def as_engine(self) -> Any:
+        """Return the engine."""
         from casewise.run.local import chosen_engine
 
         return chosen_engine(self.engine, jobs=self.jobs, timeout_s=self.timeout, address=self.address)
@@ -354,11 +356,12 @@ def _take_settings(ctx: typer.Context, pairs: list[str]) -> list[str]:
 
 _SET: Any = typer.Option(
     [], "--set", metavar="NAME=VALUE", callback=_take_settings, is_eager=True,
-    help="A setting of casewise.toml; repeat for several. Names: see below.",
+    help="Change a setting (listed below); repeat for several.",
 )  # fmt: skip
 
 
 MANY = "-f"
+SET = "Settings (--set NAME=VALUE, or a key in casewise.toml)"  # the last heading in ``--help``
 
 
 SECTIONS = {
@@ -397,7 +400,7 @@ def listed(text: str) -> str:
     return re.sub(rf"\{{({'|'.join(LISTS)})\}}", names, text)
 
 
-_UNBROKEN = "\N{NON-BREAKING HYPHEN}"  # keeps frag-stop on one line while text is wrapped
+_UNBROKEN = "\N{NON-BREAKING HYPHEN}"  # keeps a name such as frag-stop on one line when text is wrapped
 TYPE_NAMES = {"list[str]": "str", "list[Path]": "path", "list[float]": "float", "int range": "int"}
 """What ``--help`` calls the type of an option, where typer has the name of a Python type."""
 
@@ -429,23 +432,22 @@ class NnUNetStyle(TyperCommand):
                     formatter.write_text(paragraph)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Options of the command, required ones first; then those of each group; the names of its settings."""
+        """Options of the command, required ones first; then those of each group; then the settings."""
         headings = {field.name: title for title, group in SECTIONS.items() for field in fields(group)}
-        rows: dict[str, list[tuple[str, str]]] = {title: [] for title in ("Arguments", "Options", *SECTIONS)}
+        rows: dict[str, list[tuple[str, str]]] = {title: [] for title in ("Arguments", "Options", *SECTIONS, SET)}
         for one in sorted(self.get_params(ctx), key=lambda one: not one.required):
             row = one.get_help_record(ctx)
             own = "Arguments" if one.param_type_name == "argument" else "Options"
-            if row is not None:
+            if is_setting(one):
+                rows[SET].append((_words(one, None)[0].lstrip("-"), listed(getattr(one, "help", ""))))
+            elif row is not None:
                 spelled = re.sub(r"<([^>]+)>", lambda kind: f"<{TYPE_NAMES.get(kind[1], kind[1])}>", row[0])
                 rows[headings.get(str(one.name), own)].append((spelled, listed(row[1])))
+        rows[SET].sort()
         for title, found in rows.items():
             if found:
                 with formatter.section(colored(title, "cyan")):
                     formatter.write_dl([(spelled, said.replace("-", _UNBROKEN)) for spelled, said in found])
-        named = [_words(one, None)[0].lstrip("-") for one in self.params if is_setting(one)]
-        if named:
-            with formatter.section("Settings (casewise.toml or --set; docs/reference/settings.md)"):
-                formatter.write_text(", ".join(sorted(named)).replace("-", _UNBROKEN))
         formatter.buffer[:] = [line.replace(_UNBROKEN, "-") for line in formatter.buffer]
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

@@ -46,9 +46,7 @@ def predict(
     overwrite: bool = setting(False, help="Replace masks in -o that casewise did not write."),
     save_candidates: bool = setting(False, help="Keep the mask of every candidate."),
     keep_header: bool = setting(False, help="Copy the geometry of the image's NIfTI header to the mask."),
-    max_slices: int = setting(
-        None, help="Slices or patches in one batch: fewer need less memory; the result is the same."
-    ),
+    max_slices: int = setting(None, help="Slices or patches per batch; fewer need less memory."),
     codes: Path = setting(None, help="JSON with codes of the classes, for DICOM SEG."),
     segmentation: str = setting("binary", help="Kind of DICOM SEG: binary (every viewer) or labelmap (smaller)."),
     report: Path = setting(None, help="Write a machine-readable report of the run."),
@@ -75,8 +73,8 @@ def predict(
     from casewise.run.predict_folder import predict_all
 
     keep_freed_memory()
-    deployment = decides.opened(source.chosen(), max_slices=max_slices)
-    cases = which.gathered(deployment.backbone, keep=out / "casewise" / "images")
+    deployment = decides.open_deployment(source.as_model(), max_slices=max_slices)
+    cases = which.list_cases(deployment.backbone, keep=out / "casewise" / "images")
 
     def each(entries: Iterable[PredictedCase], total: int) -> Iterator[PredictedCase]:
         with telling.progress(total) as progress:
@@ -86,9 +84,9 @@ def predict(
 
     found = predict_all(
         deployment, which.images, out, cases=cases, labels=which.labels, groups=which.groups,
-        whole=lambda: which.whole(deployment.backbone), engine=where.chosen(), timeout_s=where.timeout, resume=resume,
-        overwrite=overwrite, save_candidates=save_candidates, keep_header=keep_header, overlays=overlays, codes=codes,
-        segmentation=segmentation, channels=which.channel_patterns, each=each,
+        whole=lambda: which.all_cases(deployment.backbone), engine=where.as_engine(), timeout_s=where.timeout,
+        resume=resume, overwrite=overwrite, save_candidates=save_candidates, keep_header=keep_header, overlays=overlays,
+        codes=codes, segmentation=segmentation, channels=which.channel_patterns, each=each,
     )  # fmt: skip
     if report is not None:
         write_durably(report, json_bytes(found.report))

@@ -68,7 +68,7 @@ class Progress(AbstractContextManager["Progress"]):
             self._echo(line)
         now = time.monotonic()
         self._first_at = now if self.done == self._first + 1 else self._first_at
-        waited = max(self.every_s, (now - self._began) / 20)  # fewer lines in the log of a long run
+        waited = max(self.every_s, (now - self._began) / 20)  # a long run prints fewer lines
         due = self.done == self._first + 1 or self.done == self.total or now - self._said >= waited
         if due and self._bar is None and not self.quiet and not self.verbose:
             self._said = now

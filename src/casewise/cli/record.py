@@ -77,20 +77,20 @@ def record(
 
     keep_freed_memory()
     check_archive_place(archive)
-    model = source.chosen()
+    model = source.as_model()
     probes = tuple(name for name in signals.split(",") if name)
     probes_of(probes)  # a wrong name is an error before anything is recorded
-    cases = which.gathered(model.load(), keep=archive.with_name(f"{archive.name}-images"))
+    cases = which.list_cases(model.load(), keep=archive.with_name(f"{archive.name}-images"))
     if which.labels is not None and len(cases) > 1 and not any(files.cluster for files in cases):
         typer.echo(NO_PATIENTS, err=True)
-    adaptation = Adaptation(**how.asked(model), reset=reset, shrink=parsed_states(shrink), signals=probes)
+    adaptation = Adaptation(**how.as_fields(model), reset=reset, shrink=parsed_states(shrink), signals=probes)
     proposers = proposals(adaptation, propose, how.objective)
     how.check_used(proposers)
     ladders = tuple(proposers)
     work = RecordCase(model, proposers, {files.id: files for files in cases}, ignore_geometry=ignore_geometry)
     there = _there(archive)
     made, results = record_folder(
-        work, where.chosen(), archive, metric=metric, dataset=_name(which.images),
+        work, where.as_engine(), archive, metric=metric, dataset=_name(which.images),
         on_warning=lambda note: typer.echo(f"casewise: {note}", err=True),
     )  # fmt: skip
     before, failed = len(made.entries), {}
@@ -103,7 +103,7 @@ def record(
     words = [f"{archive}: {pluralize(now, 'case')}{_since(there, added, ladders, before)}; {len(failed)} failed"]
     if now:
         several = f" --ladder {ladders[0]}" if len({*there, *ladders}) > 1 else ""
-        judged = all(files.split == EVALUATION for files in cases)  # calibrate refuses these
+        judged = all(files.split == EVALUATION for files in cases)  # calibrate refuses evaluation cases
         words.append(f"next: casewise {f'study {archive} -c HOLDOUT' if judged else f'calibrate {archive}'}{several}")
     answer(
         "\n".join(words),
@@ -124,10 +124,10 @@ def _there(archive: Path) -> tuple[str, ...]:
 
 def _since(there: Sequence[str], added: Sequence[str], ladders: Sequence[str], before: int) -> str:
     """Say which cases and ladders were recorded before."""
-    said = [] if ladders[0] in added or not before else [f", {before} of them from before"]
+    said = [] if ladders[0] in added or not before else [f", {before} of them recorded before"]
     if added:
         known = ", ".join(name or "the unnamed one" for name in there)
-        said += [f"; {'ladder' if len(added) == 1 else 'ladders'} {', '.join(added)} added to what was there ({known})"]
+        said += [f"; {'ladder' if len(added) == 1 else 'ladders'} {', '.join(added)} added (there before: {known})"]
     return "".join(said)
 
 
@@ -139,7 +139,7 @@ def proposals(plain: Adaptation, texts: list[str], objective: str | None) -> dic
     if not texts:
         return {"": plain}
     if objective is not None:
-        raise BadInput(f"objective={objective} and --propose {objective} mean one thing; give only one of them")
+        raise BadInput(f"objective={objective} and --propose {objective} are the same method; give only one of them")
     named = [named_proposal(text) for text in texts]
     if len({name for name, _ in named}) < len(named):
         raise BadInput(f"two proposers have one name: {', '.join(name for name, _ in named)}; write NAME=PROPOSER")

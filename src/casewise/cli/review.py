@@ -84,7 +84,7 @@ def _apply(folder: Path, out: Path | None, *, as_json: bool) -> None:
 
 @app.command(cls=NnUNetStyle)
 def qc(
-    opinions: list[Path] = typer.Argument(
+    folders: list[Path] = typer.Argument(
         ..., help="Folders of masks of the same cases (the masks in use first), or one archive with several candidates."
     ),
     out: Path = typer.Option(..., "--out", "-o", help="Folder for qc.csv (worst first), signals.csv and quality.json."),
@@ -112,20 +112,20 @@ def qc(
     from casewise.core.formats import csv_cell, json_text
     from casewise.study.quality_control import archive_opinions, controlled, folder_opinions, quality_rows, read_quality
 
-    if len(opinions) == 1:
+    if len(folders) == 1:
         from casewise.archive.store import open_archive
         from casewise.judge.outcomes import scoring_options
 
         if labels is not None or cases is not None:
             raise BadInput("an archive has its own labels and clusters; leave out --labels and --cases")
-        archive = open_archive(opinions[0], ladder=ladder).only_ladder()
+        archive = open_archive(folders[0], ladder=ladder).only_ladder()
         scored = scoring_options(archive)
         metric, ignore = scored["metric"], scored["ignore"] if ignore is None else ignore
         found = archive_opinions(archive)
     else:
         from casewise.data.dicom_masks import nifti_folders
 
-        (*read, labels_read), patients, refused = nifti_folders([*opinions, labels], out / "dicom")
+        (*read, labels_read), patients, refused = nifti_folders([*folders, labels], out / "dicom")
         cases = cases or patients  # type: ignore[assignment]
         masks = [one for one in read if one is not None]
         found = folder_opinions(masks, labels=labels_read, cases=cases, refused=refused)
@@ -139,7 +139,7 @@ def qc(
     if result.fit is not None:
         write_durably(out / "quality.json", f"{json_text(asdict(result.fit), indent=1)}\n".encode())
     sentences = list(result.sentences())
-    if result.fit is not None and len(opinions) > 1 and cases is None and known is None:
+    if result.fit is not None and len(folders) > 1 and cases is None and known is None:
         sentences.append(NO_PATIENT)
     found_cases = json.loads(result.cases.to_json(orient="records"))
     answer(

@@ -38,7 +38,7 @@ def serve(
 
     keep_freed_memory()
     service = _service()
-    deployment = decides.opened(source.chosen(), max_ram=int(0.8 * (available_bytes() or 0)) or None)
+    deployment = decides.open_deployment(source.as_model(), max_ram=int(0.8 * (available_bytes() or 0)) or None)
     token, fresh = service.token_for(host, os.environ)
     settings = service.ServiceSettings(
         host=host, port=port, token=token, hosts=tuple(allow_host), places=places, max_bytes=parse_size(max_body),

@@ -28,7 +28,7 @@ def study(
     policy: Path = typer.Option(None, "-p", "--policy", help="policy.json or its folder; default: CALIBRATION."),
     controller: str = setting(None, help="Your own controller (package.module:Name), if the policy names one."),
     out: Path = typer.Option(None, "--out", "-o", help="Folder for the report; default: EVALUATION/report."),
-    only: list[str] = typer.Option([], help="Run this analysis only; repeat for more. A wrong name lists them all."),
+    only: list[str] = typer.Option([], help="Run this analysis only; repeat for more. A wrong name prints all names."),
     other: list[str] = typer.Option(
         [],
         help="NAME=EVALUATION[,CALIBRATION]: another method on the same cases; of archives with several methods, "
@@ -41,7 +41,7 @@ def study(
     backbone: list[str] = typer.Option(
         [], help="NAME=ARCHIVE: archive of another model on the same cases; repeat for several."
     ),
-    other_modality: Path = typer.Option(None, help="Archive of another modality, for the analysis scale."),
+    other_modality: Path = typer.Option(None, help="Archive of another modality, for the analysis 'scale'."),
     frozen: Path = typer.Option(None, help="An earlier policy whose design was fixed before this one."),
     images: Path = typer.Option(None, help="Images of the evaluation cases, for the pictures."),
     include_first_step: bool = setting(False, help="Association of differences: include the change from M0 to step 1."),

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, Literal, overload
 from casewise.core.formats import json_text
 
 TEMPORARY = ".writing-"
-FORGOTTEN_S = 24 * 3600.0  # after which a file of another machine's writer counts as left behind
+FORGOTTEN_S = 24 * 3600.0  # age from which a temporary file of another machine counts as abandoned
 _HOST = hashlib.sha256(platform.node().encode()).hexdigest()[:8]
 
 

@@ -1,4 +1,4 @@
-"""Records from JSON files: the type of every field is checked, so that a wrong file is an error in one sentence."""
+"""Records from JSON files: the type of every field is checked, so that a wrong file raises an error of one sentence."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def read_json(path: Path, remedy: str = "make it again") -> dict[str, Any]:
     """Return the object of a JSON file in UTF-8 or UTF-16, with or without BOM.
 
     Raises:
-        BadInput: If it is no JSON, no object, or nested too deeply.
+        BadInput: If it is not JSON, not an object, or nested too deeply.
     """
     try:
         found = json.loads(path.read_bytes())

@@ -38,21 +38,22 @@ class PredictedCase:
     case: str
     status: str  # done, fallback (M0 replaced a failure) or failed (there is no output)
     decision: Decision | None = None  # None where there is no output
-    candidate: str = ""  # what the deployed state is called: "M0", "step 2", "mean"; of several ladders "tent: step 2"
-    names: Mapping[str, str] = field(default_factory=dict)  # of every candidate, by state: "13" is the "mean"
-    name: str = ""  # as the file has it, in any language; the id is made of it
+    candidate: str = ""  # name of the deployed state: "M0", "step 2", "mean"; with several ladders "tent: step 2"
+    names: Mapping[str, str] = field(default_factory=dict)  # name of every candidate, by state: "13" is the "mean"
+    name: str = ""  # name of the file, in any script; the id is made from it
     error: str | None = None
     error_kind: str | None = None  # class name of the error
     group: str | None = None
     outputs: Mapping[str, str] = field(default_factory=dict)  # sha256 of each file, by its path in the folder
     inputs: Mapping[str, str] = field(default_factory=dict)  # sha256 of each image file, by name
     contract: tuple[ContractFinding, ...] = ()
-    notes: tuple[str, ...] = ()  # what no promise covers: a calibration case, a forced no-go, a void certificate
+    notes: tuple[str, ...] = ()  # reasons why no promise holds: a calibration case, a forced no-go, a void certificate
     certificate: Mapping[str, Any] | None = None  # the promise in short, and whether an alarm made it void
     signals: Mapping[str, Signals] = field(default_factory=dict)  # by state: "0", "1", "2~0.5"
     diagnostics: tuple[Mapping[str, float], ...] = ()
-    appearance: Mapping[str, float] = field(default_factory=dict)  # what the image looks like to the model
-    regions: tuple[Mapping[str, Any], ...] = ()  # the largest ones of the deployed edit
+    appearance: Mapping[str, float] = field(default_factory=dict)  # appearance of the image for the model
+    changed: float | None = None  # voxels of the written mask that differ from M0, divided by M0's foreground
+    regions: tuple[Mapping[str, Any], ...] = ()  # the largest of these voxels' regions, as on the review page
     volumes: Mapping[str, float] = field(default_factory=dict)  # by label number: ml, or voxels without a spacing
     measures: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # declared measures: value, low, high, why
     no_interval: str = ""  # why measures of this case have no interval

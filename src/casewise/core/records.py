@@ -260,7 +260,7 @@ class Observation:
     signals: Sequence[Signals]  # signals[0] is M0's (regions = delta = 0)
     cluster: str | None = None  # patient or sequence, for the record; monitors count it once
     ladders: Mapping[str, Sequence[Signals]] = field(default_factory=dict)  # whole ladders by name, where several
-    rungs: Mapping[str, Sequence[str]] = field(default_factory=dict)  # what steps are called, by ladder; "": in view
+    rungs: Mapping[str, Sequence[str]] = field(default_factory=dict)  # names of steps by ladder; "": the one in view
 
     @property
     def step(self) -> int:
@@ -284,7 +284,7 @@ class Verdict:
     action: Action
     bucket: str | None = None  # "low", "mid" or "hard" for routers
     coordinate: str | None = None  # the signal that was read
-    value: float | None = None  # its value u
+    value: float | None = None  # value u of the coordinate
     cut_low: float | None = None
     cut_high: float | None = None
     accepted: tuple[int, ...] | None = None  # region numbers kept by a gate

@@ -36,7 +36,7 @@ from casewise.data.dicom_series import (
     read_series,
     short_hash,
     survey_series,
-    told_apart,
+    unique_names,
 )  # fmt: skip
 from casewise.data.nifti import MAX_BYTES, placed_volume, write_volume
 
@@ -44,7 +44,7 @@ Affine = NDArray[np.float64]
 KINDS = ("SEG", "RTSTRUCT")
 IMAGES = "images"  # where the images of the cases are written beside their masks
 CLOSED = ("CLOSED_PLANAR", "CLOSED_PLANAR_XOR", "CLOSEDPLANAR_XOR")  # contours that bound an area
-FRACTION = 0.5  # of a FRACTIONAL segmentation, from which on a voxel belongs to a segment
+FRACTION = 0.5  # a voxel of a FRACTIONAL segmentation belongs to a segment from this value on
 _TO_RAS = np.diag([-1.0, -1.0, 1.0, 1.0])  # DICOM counts toward left and posterior, NIfTI toward right and anterior
 _REVERSED = [2, 1, 0, 3]  # (slice, row, column) of DICOM masks, (x, y, z) of NIfTI
 
@@ -57,7 +57,7 @@ class MaskObject:
     kind: str  # SEG or RTSTRUCT
     series_uid: str
     patient: str  # a hash of the PatientID
-    names: Mapping[int, str]  # of segments or ROIs by their own numbers
+    names: Mapping[int, str]  # names of segments or ROIs by their numbers in the file
     values: Mapping[str, int]  # label numbers that the file states for names
 
 
@@ -103,7 +103,7 @@ def nifti_folders(
     if not ours:
         return list(folders), None, {}
     for stale in (file for name in (*map(str, ours), IMAGES) for file in (keep / name).glob("*.nii.gz")):
-        stale.unlink()  # of an earlier run, perhaps of masks that are gone
+        stale.unlink()  # files of an earlier run, perhaps of masks that no longer exist
     refused: dict[str, str] = {}
     found = {at: find_mask_objects(folder, refused) for at, folder in ours.items()}
     every = [one for objects in found.values() for one in objects]
@@ -218,7 +218,7 @@ def _case_ids(objects: Sequence[MaskObject]) -> dict[str, str]:
     for one in objects:
         stem = stems[one.path]
         names.setdefault(one.series_uid, made_case_id(stem if count[stem] == 1 else one.path.parent.name))
-    return told_apart(names, "-")
+    return unique_names(names, "-")
 
 
 def read_masks(

@@ -27,7 +27,7 @@ _CATEGORIES = {
     "abnormal": ("49755003", "SCT", "Morphologically Abnormal Structure"),
     "tissue": ("85756007", "SCT", "Tissue"),
 }
-_SCHEME = "99CASEWISE"  # a private scheme, as DICOM wants it to be called
+_SCHEME = "99CASEWISE"  # a private scheme; DICOM requires the prefix 99
 
 
 @dataclass(frozen=True)

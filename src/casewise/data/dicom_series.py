@@ -171,7 +171,7 @@ def _studies(
     places = {study: _common_parent(paths).relative_to(folder).parts for study, paths in files.items()}
     stems = {study: _safe("_".join(parts) or folder.name) for study, parts in places.items()}
     cases = []
-    for study, case_id in told_apart(stems).items():
+    for study, case_id in unique_names(stems).items():
         try:
             cases.append(_with_channels(case_id, by_study[study], channels))
         except BadInput as error:
@@ -260,10 +260,10 @@ def _names(folder: Path, by_series: dict[str, list[tuple[Path, Any]]]) -> dict[s
         uid: f"{stem}_{by_series[uid][0][1].get('SeriesNumber', 0) or 0}" if shared[stem] > 1 else stem
         for uid, stem in stems.items()
     }
-    return told_apart(numbered)
+    return unique_names(numbered)
 
 
-def told_apart(names: Mapping[str, str], joint: str = "_") -> dict[str, str]:
+def unique_names(names: Mapping[str, str], joint: str = "_") -> dict[str, str]:
     """Return the names by UID; a name that occurs twice gets a part of the hash of its UID."""
     count = Counter(names.values())
     return {uid: f"{name}{joint}{short_hash(uid)}" if count[name] > 1 else name for uid, name in names.items()}
@@ -389,7 +389,7 @@ def _check_even(case_id: str, slices: Sequence[Slice]) -> None:
 def read_series(series: Series) -> Volume:
     """Read the voxels of a series as (slices, rows, columns), rescaled slice by slice, with their geometry.
 
-    Integers stay integers; a rescale slope or intercept that is no whole number gives float32.
+    Integers stay integers; a rescale slope or intercept that is not a whole number gives float32.
     """
     planes = [_pixels(series, one) for one in series.slices]
     whole = all(np.issubdtype(plane.dtype, np.integer) for plane in planes)
@@ -402,7 +402,7 @@ def _pixels(series: Series, one: Slice) -> NDArray[Any]:
     try:
         stored = pydicom_module().dcmread(one.path)
         pixels = np.asarray(stored.pixel_array)
-    except Exception as error:  # a decoder that is not there, or a damaged stream: pydicom raises many kinds
+    except Exception as error:  # pydicom raises many kinds of errors for a missing decoder or a damaged stream
         raise BadInput(
             f"series {series.case_id}: the pixels of {one.path.name} cannot be read "
             f"({' '.join(str(error).split())}); export the series uncompressed"

@@ -41,7 +41,7 @@ Described = TypeVar("Described", bound="CaseFiles | LocatedCase | Pair")
 class CaseTable:
     """Rows of a table by case, and the column of each property (None: no such column)."""
 
-    name: str  # of the file
+    name: str  # name of the table's file
     rows: Mapping[str, Mapping[str, str]]
     columns: Mapping[str, str | None]
 
@@ -62,7 +62,7 @@ def read_table(path: Path) -> CaseTable:
     if not rows or "case" not in rows[0]:
         known = ", ".join(column for names in COLUMNS.values() for column in names)
         raise BadInput(f"{path} needs a header with case and any of {known}")
-    by_case = {made_case_id(row["case"]): row for row in rows}  # as file names become ids
+    by_case = {made_case_id(row["case"]): row for row in rows}  # the same ids as made from file names
     if len(by_case) < len(rows):
         twice = sorted(case for case in by_case if sum(made_case_id(row["case"]) == case for row in rows) > 1)
         raise BadInput(f"{path} has more than one row for {twice[:5]}; keep one row per case")
@@ -116,8 +116,8 @@ class CaseFiles:
     group: str | None = None
     cluster: str | None = None
     split: str | None = None
-    name: str | None = None  # name in the files, if the id was made from it because it is no valid id
-    modality: str | None = None  # what the header of the image says (DICOM)
+    name: str | None = None  # name in the files, if the id was made from it because it is not a valid id
+    modality: str | None = None  # modality in the header of the image (DICOM)
 
     def __post_init__(self) -> None:
         check_case_id(self.id)

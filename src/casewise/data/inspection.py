@@ -110,7 +110,7 @@ def _apart(grid: ImageGrid, found: LocatedCase) -> bool:
     try:
         label = grid_of(found.labels[0])
     except (CasewiseError, OSError):
-        return False  # the label itself is reported where it is read
+        return False  # a bad label is reported where it is read
     assert label.affine is not None
     return label.shape[:3] != grid.shape[:3] or not np.allclose(label.affine, grid.affine, atol=1e-3)
 

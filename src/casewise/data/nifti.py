@@ -39,7 +39,7 @@ class Header:
     """Shape, type and size from the first bytes of a file."""
 
     shape: tuple[int, ...]
-    bits: int  # of one voxel, from its datatype; what bitpix says is not believed
+    bits: int  # bits of a voxel, from the datatype; the field bitpix is ignored
     offset: float
     zooms: tuple[float, ...]
 
@@ -153,7 +153,7 @@ def _header(path: Path, fields: Any) -> Header:
     if kind in _UNUSABLE:
         raise BadInput(f"{path.name} holds {_UNUSABLE[kind]}; write one number for each voxel, one file per channel")
     if kind not in _BITS:
-        raise UnsafeInput(f"{path.name}: {kind} is no datatype of NIfTI; export the file again")
+        raise UnsafeInput(f"{path.name}: {kind} is not a datatype of NIfTI; export the file again")
     zooms = tuple(fields["pixdim"].tolist()[1 : axes + 1])
     return Header(tuple(dims[1 : axes + 1]), _BITS[kind], float(fields["vox_offset"]), zooms)
 
@@ -225,9 +225,9 @@ def _plain_volume(path: Path, *, max_bytes: int) -> Volume | None:
         usual = abs(zooms[0]) == 1 and min(zooms[1:]) > 0 and 0 <= min(codes) <= max(codes) <= 4  # nothing to mend
         fields = Nifti1Header(start[:_NIFTI1], "<", check=not usual)
         content = stream.decompress(stream.unconsumed_tail, header.bytes)
-        stream.decompress(stream.unconsumed_tail, 1)  # to the end, where the checksum is compared
+        stream.decompress(stream.unconsumed_tail, 1)  # read to the end, so that the checksum is compared
     except (zlib.error, HeaderDataError):
-        return None  # the other way says what is wrong
+        return None  # nibabel then reads the file and reports the error
     if len(content) != header.bytes:
         return None
     voxels = np.frombuffer(bytearray(content), fields.get_data_dtype()).reshape(header.shape[::-1])
@@ -286,7 +286,7 @@ def check_same_place(image: Path, label: Path, *, reorients: bool = False) -> No
     """Refuse a label whose position differs from that of its image.
 
     Masks are compared voxel by voxel, so a label whose affine is shifted or flipped against its image would be paired
-    with other tissue. A corner of the label may be off by half the smallest voxel side. Files that are no NIfTI,
+    with other tissue. A corner of the label may be off by half the smallest voxel side. Files that are not NIfTI,
     headers without qform and sform, and an affine that is exactly the identity say nothing and are accepted.
 
     Args:
@@ -306,7 +306,7 @@ def check_same_place(image: Path, label: Path, *, reorients: bool = False) -> No
         return
     shapes, affines = [(*one.shape, 1, 1)[:3] for one in (there, here)], [there.affine, here.affine]
     if shapes[0] != shapes[1] and not reorients:
-        return  # said when the label is paired
+        return  # reported when the label is paired
     if reorients:
         turns = [nibabel.io_orientation(affine) for affine in affines]
         affines = [

@@ -30,7 +30,7 @@ def read_label_picture(path: Path, *, max_pixels: int = MAX_PIXELS) -> Mask:
     image = _opened(path, max_pixels)
     values = np.asarray(image)
     if values.ndim != 2:
-        raise NotAMask(f"{path.name} has {values.ndim} axes; a label picture holds one number a pixel, not colors")
+        raise NotAMask(f"{path.name} has {values.ndim} axes; a label picture holds one number per pixel, not colors")
     return values.astype(np.uint8) if values.dtype == bool else values
 
 

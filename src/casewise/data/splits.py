@@ -207,7 +207,7 @@ def check_disjoint(
 ) -> None:
     """Refuse when a case, or cases of one patient or sequence, would both calibrate and evaluate (A3).
 
-    Both map case ids to clusters (:func:`clusters_of`); this is the one rule, wherever two sides must be apart.
+    Both map case ids to clusters (:func:`clusters_of`). All code that keeps two sets of cases apart uses this function.
     """
     cases = sorted(calibration.keys() & evaluation.keys())
     clusters = sorted({*calibration.values()} & {*evaluation.values()} - {*cases})

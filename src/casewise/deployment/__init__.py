@@ -131,7 +131,7 @@ class CaseResult:
 
 @dataclass(frozen=True)
 class Deployment:
-    """Model, proposers and policy. Not for two threads at once: there is one network, and it is lent out.
+    """Model, proposers and policy. Not thread-safe: all cases use the same network.
 
     Args:
         model: An ``nn.Module`` that returns logits, a folder, a hub id, a :class:`~casewise.adapt.model.Model`, or a
@@ -174,7 +174,7 @@ class Deployment:
         if not self.proposers:
             object.__setattr__(self, "proposers", proposers_of(self.policy, folder=self.folder))
 
-    # ---- what it is made of ----
+    # ---- its parts ----
 
     @property
     def backbone(self) -> Backbone:
@@ -190,7 +190,7 @@ class Deployment:
     def trusted(self) -> dict[str, Any]:
         """Parts of the model that may run code: checkpoint, bundle, architectures."""
         own = self.model
-        if not isinstance(own, Model):  # a network in memory: nothing was read
+        if not isinstance(own, Model):  # a network in memory was not read from a file
             return {"checkpoint": False, "bundle": False, "architectures": []}
         named = list(own.trust_architectures)
         return {"checkpoint": own.trust, "bundle": own.trust_bundle, "architectures": named}
@@ -258,7 +258,7 @@ class Deployment:
     def warnings(self) -> tuple[str, ...]:
         """Warnings that every output of this deployment shows."""
         advised = no_go(self.policy)
-        forced = () if advised is None else (f"{advised}. It was deployed all the same (--set force=true).",)
+        forced = () if advised is None else (f"{advised}. It was deployed nevertheless (--set force=true).",)
         return (*forced, *(() if self.why_void is None else (self.why_void,)))
 
     @property
@@ -269,7 +269,7 @@ class Deployment:
         state = self.watch.state
         return {"cases": len(state.decided), "alarms": state.alarms, "suspended": state.suspended}
 
-    # ---- what it does ----
+    # ---- prediction ----
 
     def check(self) -> None:
         """Refuse, before the first case, a policy or certificate of another model, proposer, loader or calibration.
@@ -395,14 +395,14 @@ class Deployment:
             The folder.
 
         Raises:
-            BadInput: If ``copy_model`` is set for a model that is no folder, or the policy does not describe its
+            BadInput: If ``copy_model`` is set for a model that is not a folder, or the policy does not describe its
                 proposers.
         """
         from casewise.deployment.saved import save
 
         return save(self, Path(folder), copy_model=copy_model)
 
-    # ---- how ----
+    # ---- steps of a prediction ----
 
     def _case(self, image: Case | NDArray[Any] | str | Path) -> Case:
         if isinstance(image, Case):
@@ -443,7 +443,7 @@ class Deployment:
     def _fallen_back(self, case: Case, ready: Prepared, policy: Policy, error: Exception) -> CaseResult:
         """Return M0 after a failure; raise errors about the image itself."""
         if isinstance(error, MovedUnselected):
-            forget_loaded()  # the network was given back; the next case loads it again nevertheless
+            forget_loaded()  # the network was restored; the next case loads it again to be safe
         reason = f"adaptation failed: {in_one_line(error)}"
         mask: Mask | None = getattr(error, "source_mask", None)
         if mask is None:

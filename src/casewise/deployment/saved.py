@@ -33,7 +33,7 @@ from casewise.study.deployed_measures import DeployedMeasures
 DEPLOYMENT, MEASURES, MODEL = "deployment.json", "measures.json", "model"
 TUNED: str = "tuned"
 SCHEMA = 1
-OPTIONS = ("contract", "force", "max_ram")  # fields of a Deployment that its folder keeps
+OPTIONS = ("contract", "force", "max_ram")  # fields of a Deployment that are saved in its folder
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def save(deployment: Deployment, folder: Path, *, copy_model: bool) -> Path:
         if how.tuned is not None:
             policy = with_tuned_at(policy, name, TUNED)
     write_policy(folder / POLICY, policy)
-    (folder / CERTIFICATE).unlink(missing_ok=True)  # one of an earlier deployment promises nothing here
+    (folder / CERTIFICATE).unlink(missing_ok=True)  # a certificate of an earlier deployment does not hold for this one
     if deployment.certificate is not None:
         write_certificate(folder / CERTIFICATE, deployment.certificate)
     (folder / MEASURES).unlink(missing_ok=True)
@@ -263,7 +263,7 @@ def read_description(folder: Path) -> dict[str, Any]:
     """Read ``deployment.json`` and compare every file that it lists with its hash."""
     file = folder / DEPLOYMENT
     if not file.is_file():
-        raise BadInput(f"{folder} is no deployment (it has no {DEPLOYMENT}); make one with casewise fit")
+        raise BadInput(f"{folder} is not a deployment (it has no {DEPLOYMENT}); make one with casewise fit")
     plain = read_json(file, "fit again")
     if plain.get("schema") != SCHEMA:
         raise Mismatch(f"{file} has schema {plain.get('schema')}, this version reads {SCHEMA}; fit again")
@@ -302,7 +302,7 @@ def _model_of(folder: Path, facts: dict[str, Any], given: Any, fields: dict[str,
     written = {name: facts[name] for name in own & set(facts)}
     known = from_plain(Model, {**written, "spec": spec}, str(folder / DEPLOYMENT), "fit again")
     if known.device == "cuda":
-        known = replace(known, device=device_of(None))  # the machine here may have none
+        known = replace(known, device=device_of(None))  # this machine may have no GPU
     return replace(known, **fields)
 
 
@@ -318,7 +318,7 @@ def _copy_model(source: Path, target: Path) -> None:
         return
     there = {path.relative_to(target) for path in target.rglob("*")} if target.exists() else set()
     if strange := sorted(map(str, there - {path.relative_to(source) for path in source.rglob("*")})):
-        raise BadInput(f"{target} holds {strange[0]}, which is no file of the model; save to another folder")
+        raise BadInput(f"{target} holds {strange[0]}, which is not a file of the model; save to another folder")
     shutil.copytree(source, target, dirs_exist_ok=True)
 
 

@@ -37,7 +37,7 @@ from casewise.core.records import SOURCE, Action, Decision, Mask
 from casewise.core.text import UNIT, pluralize
 
 ALPHA = 0.01
-"""Share of images of the calibration kind that :func:`outside` names where numbers are normal; never over 1/(n + 1)."""
+"""Share of images like the calibration images that :func:`outside` reports if numbers are normal; at most 1/(n + 1)."""
 
 MOST_PERMUTATIONS = 4999
 QUANTILES = (0.01, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99)
@@ -167,11 +167,11 @@ def appearance_numbers(
 OF_LABELS = ("share of label", "brightness of label")
 """First words of the numbers that are computed from M0: unusual values mean that M0 may have failed."""
 SMALL_SHARE = 1e-4
-"""Is added to a share before its logarithm is taken, so that an absent label has a number too."""
+"""Added to a share before its logarithm is taken, so that an absent label has a number too."""
 AGREEMENT = "agreement"
 """How far the deployed mask agrees with the other candidates; where it is low, the mask may have failed."""
 MODALITY = "modality "
-"""Before the modality that a header names, in the name of a number that is always 1."""
+"""Beginning of the name of the number that stands for the modality in a header; the number is always 1."""
 
 
 def _of_labels(source: Mask, labels: Sequence[int], image: NDArray[Any] | None) -> dict[str, float]:
@@ -360,7 +360,7 @@ def _permutation_p(gaps: NDArray[Any], new: int) -> float:
     else:
         generator = np.random.default_rng(0)
         chosen = generator.permuted(np.tile(own.astype(float), (MOST_PERMUTATIONS, 1)), axis=1)
-        chosen = np.concatenate([own[None].astype(float), chosen])  # the division that was found is one of them
+        chosen = np.concatenate([own[None].astype(float), chosen])  # the observed division counts as one of them
     observed = _energy(gaps, own[None].astype(float))[0]
     return float(np.mean(_energy(gaps, chosen) >= observed - 1e-9))
 

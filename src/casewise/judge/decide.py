@@ -75,7 +75,7 @@ class ShownStates(Protocol):
 
 @runtime_checkable
 class ComparedLadder(ShownStates, Protocol):
-    """Gathered states, whose comparison is known without their masks."""
+    """States whose agreement signals are known without their masks."""
 
     def compared(self, controller: Controller) -> Observation:
         """Signals of all states, with those that the controller reads from the masks of all."""

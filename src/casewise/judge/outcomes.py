@@ -35,7 +35,7 @@ COLUMNS = [
 ]  # fmt: skip
 WHO = ["case", "group", "cluster", "split"]
 DECIDED = ["action", "bucket", "value", "deployed", "executed", "rolled_back"]
-_VERSION = 3  # of the table; raise it when a column changes its meaning
+_VERSION = 3  # version of the table; raise it when a column changes its meaning
 
 
 Rows = list[dict[str, Any]]
@@ -49,7 +49,7 @@ def outcomes(archive: Archive, *, measured: Measured | None = None) -> pd.DataFr
     Regions, delta and area are those of the masks under the archive's configuration. ``measured`` may spread the cases
     over processes or machines (``run/record_folder.py``).
     """
-    archive.check_unlocked(archive.ids)  # a cached table holds what labels said, too
+    archive.check_unlocked(archive.ids)  # a cached table also contains results of labels
     options = scoring_options(archive)
     key = json_text([_VERSION, archive.digest, options], sort_keys=True)
     name = f"outcomes-{text_sha256(key)}"
@@ -65,8 +65,8 @@ def deployed(
 ) -> pd.DataFrame:
     """Return one row for each decision: the deployed state, its metric and its harm against M0.
 
-    A mask that is composed of several is no recorded state: it needs ``archive`` to be measured, and the ``controller``
-    that decided, which says how it is composed.
+    A mask that is composed of several masks was not recorded; to measure it, pass ``archive`` and the ``controller``
+    that composed it.
     """
     chosen = pd.DataFrame([_chosen(decision) for decision in decisions])
     if chosen.empty:

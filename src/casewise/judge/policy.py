@@ -145,7 +145,7 @@ def read_policy(path: str | Path, *, typed: str | None = None) -> Policy:
         if plain.get("schema") != Policy.schema:
             raise Mismatch(f"{file} has policy schema {plain.get('schema')}, this casewise reads {Policy.schema}")
         said = {name: value for name, value in plain.items() if name not in ("controller", "adaptation", "ladders")}
-        check_names_no_code(said, where=str(file))  # the three others are checked where they are used
+        check_names_no_code(said, where=str(file))  # the other three fields are checked where they are used
         policy = from_plain(Policy, {name: value for name, value in plain.items() if name != HASH}, str(file), AGAIN)
         if plain.get(HASH) != _hashed(plain):
             raise Mismatch(f"{file} was edited after it was written: hash mismatch; run casewise calibrate again")
@@ -198,7 +198,7 @@ def _check_sense(policy: Policy, file: Path) -> None:
         raise BadInput(f"{file} has no counts of retained cases; {AGAIN}")
     if policy.appearance:
         KnownAppearance.from_plain(policy.appearance)
-    kind = CONTROLLERS.get(policy.controller)  # a controller of the user's own is not imported to ask it
+    kind = CONTROLLERS.get(policy.controller)  # a user's controller is not imported for this check
     fitted = kind is not None and metadata_of(kind).fitted_by in ("cuts", "tau")
     if (fitted or policy.groups or {"cut_low", "cut_high"} & set(policy.options)) and policy.binding is None:
         raise BadInput(
@@ -336,7 +336,7 @@ def check_held_out(policy: Policy, cases: Iterable[Clustered]) -> None:
         another = known.get(case.id) and _input(case) and case.id not in copies
         if not another:
             clusters[case.id] = cluster_of(case)
-        elif case.cluster:  # the name says nothing, the patient does
+        elif case.cluster:  # the patient counts, not the name of the case
             clusters[f"{case.id} (another image)"] = case.cluster
     names = (f"the calibration of policy {policy.name!r}", EVALUATION)
     check_disjoint(_calibration_clusters(policy), clusters, names=names)
@@ -412,5 +412,5 @@ def _built(policy: Policy, more: Mapping[str, Any]) -> Controller:
     except TypeError as error:
         raise BadInput(f"policy {policy.name!r} is not calibrated ({error}); run casewise calibrate first") from error
     if lost := [part for part in ("name", "needs", "states", "decide") if not hasattr(controller, part)]:
-        raise BadInput(f"{policy.controller} is no controller, it has no {' and no '.join(lost)}; see CONTRIBUTING.md")
+        raise BadInput(f"{policy.controller} is not a controller: no {' and no '.join(lost)}; see CONTRIBUTING.md")
     return controller

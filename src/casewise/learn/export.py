@@ -11,7 +11,7 @@ from casewise.adapt.backbones import Backbone
 from casewise.adapt.backbones.checkpoints import write_safetensors
 from casewise.adapt.backbones.merged import unmerged
 from casewise.adapt.backbones.nnunet import NnUNet, members_of
-from casewise.adapt.tuned_weights import TunedWeights, lent_weights
+from casewise.adapt.tuned_weights import TunedWeights, temporary_weights
 from casewise.core.durable import replacing, write_json
 from casewise.core.errors import BadInput
 
@@ -38,7 +38,7 @@ def export(backbone: Backbone, weights: TunedWeights, folder: Path) -> Path:
         raise BadInput(f"{folder} is not empty; export into a new folder")
     folder.mkdir(parents=True, exist_ok=True)
     plain: Any = unmerged(backbone)
-    with lent_weights(plain.network, weights):
+    with temporary_weights(plain.network, weights):
         if isinstance(plain, NnUNet):
             _nnunet(plain, folder)
         elif hasattr(plain.network, "save_pretrained"):

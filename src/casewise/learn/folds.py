@@ -53,7 +53,7 @@ class CrossFit:
     folds: tuple[tuple[str, ...], ...]  # the patients that each fold leaves out
     failed: Mapping[int, str]  # reason by fold, if its training failed; the patients of that fold keep M0
     notes: tuple[str, ...] = ()  # sentences about labels that may be mistakes
-    cpu_seconds: float = 0.0  # of training, summed over the folds
+    cpu_seconds: float = 0.0  # CPU time of training, summed over the folds
 
     def read(self) -> TunedFolder:
         """Read the tuned weights."""
@@ -157,7 +157,7 @@ def cross_fit(
         data = [cases[i] for i in mine], [labels[i] for i in mine]
         jobs.append(_Job(model, *data, own, folder, number, out, used))
     count = min(workers or cores(), max(1, len(jobs)))
-    if count == 1 or needs_script(jobs[0]):  # a network that the user's script defines is tuned in this process
+    if count == 1 or needs_script(jobs[0]):  # a network that is defined in the user's script is tuned in this process
         for job in jobs:
             with _one_thread():
                 job(told)

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from casewise.learn.generic import GenericTask
     from casewise.learn.nnunet_task import NnUNetTask
 
-CLIP = 12.0  # largest norm of a gradient, nnU-Net's
-POWER = 0.9  # of the decay of the learning rate, nnU-Net's
+CLIP = 12.0  # largest norm of a gradient, as in nnU-Net
+POWER = 0.9  # power of the decay of the learning rate, as in nnU-Net
 
 
 Task: TypeAlias = "GenericTask | NnUNetTask"

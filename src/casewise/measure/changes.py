@@ -98,7 +98,7 @@ class Regression:
 class Comparison:
     """The new mask of one case against the old one; the fields after ``labels`` need a label and are None without."""
 
-    voxels: int  # of the whole mask
+    voxels: int  # voxels of the whole mask
     changed: int  # |D|: voxels whose label differs (foreground from background only, if asked so)
     changed_share: float  # changed voxels by those that are foreground in old or new; 0 if there are none
     regions: int  # components of D of at least min_area voxels

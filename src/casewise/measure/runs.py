@@ -151,7 +151,7 @@ def united(amount: int, contacts: Sequence[Contacts]) -> Integers:
     itself = np.arange(amount)
     root = itself.copy()
     while later.size:
-        root[later] = earlier  # where a run has several partners one of them wins; the others come in a later round
+        root[later] = earlier  # of several partners of a run one is set now; the others follow in a later round
         while not np.array_equal(ends := root[root], root):
             root = ends
         # Contacts within one component are done; the rest join two ends, of which the later points to the earlier, so

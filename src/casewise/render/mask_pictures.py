@@ -236,7 +236,7 @@ REJECTED = np.array([150, 150, 150], np.uint8)  # changed by the adaptation, not
 SAMPLED = 2**20  # values from which percentiles are taken, at most
 LARGEST_PANEL = 720  # pixels of its longer side; a street at full size would make sheets of many megabytes
 SHOWN_WIDTH = 832  # pixels of a page that a sheet fills at most
-TITLE_SIZE = 12  # of a title there, in pixels
+TITLE_SIZE = 12  # in pixels of the sheet
 FONT = str(Path(matplotlib.get_data_path(), "fonts", "ttf", "DejaVuSans.ttf"))
 
 
@@ -358,7 +358,7 @@ def _busiest(flags: Flags) -> tuple[slice, slice]:
         if inside.max() == total[-1, -1]:
             break
     best = np.argwhere(inside == inside.max())
-    top, left = best[len(best) // 2]  # of equal ones the middle
+    top, left = best[len(best) // 2]  # the middle one of equally good places
     return slice(int(top), int(top) + tall), slice(int(left), int(left) + wide)
 
 
@@ -425,7 +425,7 @@ def _row(panels: Sequence[tuple[str, Pixels]], *, side: int) -> Image.Image:
     near = Image.Resampling.NEAREST
     large = [(title, Image.fromarray(panel).resize((width, height), near)) for title, panel in panels]
     step = width + 4
-    across = (2 if wide > 1.5 * tall else PANELS) * step - 4  # of the sheet that this line will be a part of
+    across = (2 if wide > 1.5 * tall else PANELS) * step - 4  # width of the sheet
     size = max(TITLE_SIZE - 1, round(TITLE_SIZE * across / SHOWN_WIDTH))
     font, line = ImageFont.truetype(FONT, size), size + 4
     titles = [_wrapped(title, font, width - 4) for title, _ in large]

@@ -116,7 +116,7 @@ def _drawn(pair: Pair, outcome: Outcome) -> list[tuple[str, str]]:
     settings = outcome.settings
     try:
         old, new, label = read_pair(pair, resample=settings.resample)
-    except BadPair:  # it could be read when it was compared
+    except BadPair:  # the file changed after the comparison
         return []
     try:
         image = None if pair.image is None else read_image(pair.image)
@@ -127,7 +127,7 @@ def _drawn(pair: Pair, outcome: Outcome) -> list[tuple[str, str]]:
 
 
 SIDE = 208  # pixels of the longer side of a picture
-DARK = 22  # behind masks that have no image
+DARK = 22  # background of masks without an image
 
 
 def case_pictures(

@@ -31,10 +31,10 @@ class ScoredHeart:
     """One new heart: the Dice of every mask, and the decision."""
 
     case: str
-    dice: dict[str, float]  # by way: m0, deployed, and those of WAYS that were made
+    dice: dict[str, float]  # Dice by way: m0, deployed, and the ways of WAYS
     rolled_back: bool
     flagged: bool
-    other: bool  # of the third scanner
+    other: bool  # True: a heart of the third scanner
 
     def change(self, way: str = "deployed") -> float:
         """Return the change of Dice against M0."""

@@ -130,7 +130,7 @@ def _promise(facts: Mapping[str, Any]) -> str:
         return f"nothing{why.removeprefix('nothing is promised')}. These are estimates."
     least, patients = smallest_promise(facts["patients"]), pluralize(facts["patients"], *UNIT)
     if least is None:
-        return f"nothing; these are estimates. {patients} are too few for a promise."
+        return f"nothing; these are estimates. A promise needs more than {patients}."
     return (
         f"nothing; these are estimates. fit --promise {least:g} sets patients aside for one; that is the smallest with "
         f"{patients}."
@@ -173,7 +173,7 @@ def labelled_pictures(
     read = archive.join(archive.ladders) if len(archive.ladders) > 1 else archive.only_ladder()
     made = []
     for case, row in picked.items():
-        if row["gated"]:  # its mask is composed of pieces and is not kept
+        if row["gated"]:  # the mask is composed of pieces and was not stored
             continue
         ladder, _, step = str(row["state"]).rpartition(":")
         after = read.mask(case, State(int(step)).on(ladder))

@@ -148,7 +148,7 @@ def check_place(out: Path) -> None:
     foreign = sorted(_foreign(out)) if out.is_dir() else []
     if foreign or (out.exists() and not out.is_dir()):
         what = ", ".join(foreign[:3]) or "a file"
-        raise BadInput(f"{out} holds {what}, which is no report of casewise; choose another folder with -o")
+        raise BadInput(f"{out} holds {what}, which is not a report of casewise; choose another folder with -o")
 
 
 def _foreign(out: Path) -> Iterator[str]:

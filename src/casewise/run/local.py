@@ -92,7 +92,7 @@ class LocalEngine:
             while waiting or any(worker.case_id for worker in workers):
                 for index, worker in enumerate(workers):
                     if worker.case_id is None and waiting:
-                        if not worker.give(waiting[0]):  # it died while it had nothing to do
+                        if not worker.give(waiting[0]):  # the process died while it waited
                             worker.stop()
                             workers[index] = _Worker(work, self.jobs)
                             workers[index].give(waiting[0])
@@ -171,7 +171,7 @@ def _why(code: int | None) -> str:
 
 def _serve(pipe: Connection, work: Work, jobs: int) -> None:
     """Main loop of a worker: load the model once, then run cases until the pipe closes."""
-    torch = sys.modules.get("torch")  # there if the work needs it: unpickling the work imported it
+    torch = sys.modules.get("torch")  # imported with the work, if the work needs it
     if torch is not None:
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // jobs))
     while True:

@@ -379,7 +379,7 @@ def claimed(folder: Path, cases: Collection[str]) -> Iterator[None]:
 def _check_apart(path: Path, cases: Collection[str]) -> None:
     with file_lock(path, wait=False) as free:
         if free is not None:
-            path.unlink(missing_ok=True)  # of a process that ended without a word
+            path.unlink(missing_ok=True)  # the claim of a process that was killed
             return
     try:
         other = json.loads(path.read_text())
@@ -406,7 +406,7 @@ def _predicted(work: PredictCase, engine: Engine, *, resume: bool, overwrite: bo
         layout.forget(case_id)
     for case_id in kept:
         entry = read_entry(layout.entry(case_id))
-        assert entry is not None  # it was just found to be complete
+        assert entry is not None  # the case is complete
         audit.append("case-kept", _line(layout, entry))
         if watch is not None:
             watch.show(entry.decision)

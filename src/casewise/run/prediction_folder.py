@@ -193,7 +193,7 @@ def verify_predictions(out: Path, report: Path | None = None) -> list[str]:
             return _copy_problems(out, log, started, finished)
     audit = out / "audit.jsonl"
     if not audit.is_file():
-        return [f"{out} has no audit.jsonl; it is no prediction folder"]
+        return [f"{out} has no audit.jsonl; it is not a prediction folder"]
     entries = {path.name: read_entry(path) for path in Layout(out, "").entries()}
     readable = [entry for entry in entries.values() if entry is not None]
     problems = [*log_problems(audit), *_unlisted(out, readable), *_pages(out, audit)]
@@ -272,7 +272,7 @@ def _against_report(out: Path, audit: Path, report: Path) -> Iterator[str]:
         told = json.loads(report.read_text(encoding="utf-8"))
         lines, last, files = int(told["audit"]["lines"]), told["audit"]["last_hash"], told["output_files"]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        yield f"{report} is no report of casewise predict ({error})"
+        yield f"{report} is not a report of casewise predict ({error})"
         return
     found = Chain(audit).lines()
     if len(found) < lines:

@@ -23,7 +23,7 @@ from casewise.core.errors import BadInput, in_one_line
 from casewise.run.local import GRACE_S, Result, Work, attempt
 
 ADDRESSES = ("CASEWISE_RAY_ADDRESS", "RAY_ADDRESS")
-WAIT_S = 0.5  # how often time limits are looked at
+WAIT_S = 0.5  # time between two checks of the time limits
 
 
 @dataclass(frozen=True)

@@ -42,10 +42,10 @@ class RecordCase:
     model: Model | Backbone
     proposers: Mapping[str, Adaptation]  # by ladder
     cases: Mapping[str, CaseFiles | Case]
-    labels: Mapping[str, Mask] = field(default_factory=dict, repr=False)  # of cases that are in memory
+    labels: Mapping[str, Mask] = field(default_factory=dict, repr=False)  # labels of the cases in memory
     missing: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # ladders that a case lacks; all by default
     ignore_geometry: bool = False  # pair labels with images whose affines differ
-    streams: Mapping[str, CaseStream] = field(default_factory=dict, repr=False)  # of ladders with reset="stream"
+    streams: Mapping[str, CaseStream] = field(default_factory=dict, repr=False)  # ladders with reset="stream"
 
     def prepare(self) -> None:
         """Load the model before the clock of a case starts."""
@@ -94,7 +94,7 @@ def record_folder(
     backbone = work.backbone
     work = replace(work, proposers=_counted(work))
     more = {"notice": notice} if notice else {}
-    asked: dict[str, dict[str, Any]] = {  # of every ladder before the first is made: a wrong name leaves nothing behind
+    asked: dict[str, dict[str, Any]] = {  # checked before any ladder is made
         ladder: {
             "binding": how.binding(backbone),
             "steps": how.horizon(backbone),
@@ -189,7 +189,7 @@ def _recorded(
             for name, how in work.proposers.items()
             if how.reset == "stream"
         }
-        proposes = replace(work, labels={}, streams=streams)  # what proposes cannot reach a label
+        proposes = replace(work, labels={}, streams=streams)  # proposers cannot read labels
         for result in engine.map(proposes, list(work.missing)):
             if result.error is None:
                 case, trajectories = result.value
@@ -227,7 +227,7 @@ def _add(
         label = _as_shaped(label, next(iter(trajectories.values())).masks[0])
         if foreign := foreign_values(label, backbone):
             on_warning(
-                f"{case.id}: its label holds {', '.join(map(str, foreign))}, which is no class of the model; "
+                f"{case.id}: its label holds {', '.join(map(str, foreign))}, which is not a class of the model; "
                 "those voxels can only count as wrong"
             )
     for note in unread_notes(trajectories.values()):

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 Region = int | tuple[int, ...]
 METRICS = ("Dice", "FN", "FP", "IoU", "TN", "TP", "n_pred", "n_ref")
-SCORES = {True: "Dice", False: "IoU"}  # what makes a case better or worse: where 0 is background, where it is a class
+SCORES = {True: "Dice", False: "IoU"}  # True: label 0 is background
 
 
 def write_summary(work: PredictCase, cases: Sequence[CaseFiles], found: Sequence[PredictedCase]) -> dict[str, Any]:
@@ -120,7 +120,7 @@ def _regions(backbone: Backbone, scored: Sequence[CaseFiles], *, background: boo
         return tuple(sorted(value for value in backbone.labels if value > 0 or not background))
     found: set[int] = set()
     for files in scored:
-        with suppress(CasewiseError, OSError, ValueError, RuntimeError):  # said when the case is scored
+        with suppress(CasewiseError, OSError, ValueError, RuntimeError):  # reported when the case is scored
             found |= {int(value) for value in np.unique(backbone.read_label(files.label))} if files.label else set()
     return tuple(sorted(found - ({0, backbone.ignore} if background else {backbone.ignore})))
 
@@ -246,7 +246,7 @@ UNCOVERED = "the certificate does not hold here: it covers none of these cases"
 
 @contextmanager
 def everyone(work: PredictCase) -> Iterator[list[PredictedCase]]:
-    """The entries of this run, those of its other parts included, while no other part writes page or summary.
+    """Yield the entries of all parts of the run; meanwhile no other part can write the page or the summary.
 
     Files that the block writes into the folder are listed in the audit log, so that later edits are noticed.
     """

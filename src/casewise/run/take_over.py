@@ -115,7 +115,7 @@ def take_over_lines(taken: Sequence[Taken], policy: Policy, out: Path) -> list[s
 def _check_replaceable(out: Path, files: Sequence[str]) -> None:
     """Refuse to remove masks that no earlier run wrote: a folder of labels, or masks that a person has edited."""
     own: dict[str, Any] = {}
-    begun: set[str] = set()  # by a run that was killed: what lies there now is its own
+    begun: set[str] = set()  # cases of a killed run, whose files may be replaced
     for line in Chain(out / AUDIT).lines():
         if line.get("event") in (STARTED, FINISHED):
             begun = set(map(str, line.get("files", ())))
@@ -206,7 +206,7 @@ def _copied(taken: Taken, pair: Pair, out: Path) -> Taken:
     try:
         with replacing(out / name) as temporary:
             shutil.copyfile(chosen, temporary)
-    except FileNotFoundError:  # it was there when the folder was listed
+    except FileNotFoundError:  # it was removed after the folder was listed
         return Taken(pair.id, FAILED, f"the {'new' if taken.taken == NEW else 'old'} mask is gone; {taken.reason}")
     return replace(taken, file=name, sha256=file_sha256(out / name))
 

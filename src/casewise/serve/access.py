@@ -32,8 +32,8 @@ class ServiceSettings:
     token: str | None = None  # needed wherever others can connect
     hosts: tuple[str, ...] = ()  # further names that the Host header may hold
     places: int = 8  # requests inside at once: one on the model, the others uploading or waiting
-    max_bytes: int = 256 * MIB  # of a request's body
-    max_unpacked_bytes: int = 2048 * MIB  # of the voxels that a compressed file promises
+    max_bytes: int = 256 * MIB  # largest body of a request
+    max_unpacked_bytes: int = 2048 * MIB  # largest size of the voxels in a compressed file, by its header
     upload_s: float = 60.0  # a body that is slower loses its place
     timeout_s: float | None = 60.0  # from acceptance; then M0 is the answer
 

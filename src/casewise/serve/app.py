@@ -113,7 +113,7 @@ def ending_of(body: bytes) -> str:
 def opened(
     body: bytes, backbone: Backbone, *, case_id: str, group: str | None, max_bytes: int
 ) -> Iterator[tuple[Reading, Path]]:
-    """Read the image with the model's own reader; also return a path for a mask beside it; both gone afterwards."""
+    """Read the image with the model's own reader; also return a path for its mask; both are deleted afterwards."""
     ending = ending_of(body)
     if backbone.ending not in (None, ending):
         raise BadInput(f"this model reads {backbone.ending}, but the body is {ending}")
@@ -282,11 +282,11 @@ class _Service:
         group: Annotated[str | None, Query(description="Needed by policies with cut-points for each group.")] = None,
         preview: Annotated[bool, Query(description="With answer=json: also a picture of the decision.")] = False,
     ) -> Response:
-        """Segment one NIfTI or PNG file, sent as the body; the mask comes back as a file of the same kind."""
+        """Segment one NIfTI or PNG file, sent as the body; the answer is a mask file of the same kind."""
 
         def job(body: bytes, deadline: float | None) -> Response:
             limit = self.settings.max_unpacked_bytes
-            # equal images are one case, so equal requests get equal answers
+            # equal images get one case id, so equal requests get equal answers
             backbone, name = self.deployment.backbone, case_id or f"case-{hashlib.sha256(body).hexdigest()[:16]}"
             with opened(body, backbone, case_id=name, group=group, max_bytes=limit) as (reading, place):
                 found = self.deployment.predict(reading.case, deadline=deadline)

@@ -48,7 +48,7 @@ class ReviewCase:
     adapted: str | None = None  # the state that is shown first: the deployed one, else the last
     edit: float | None = None  # voxels that it changes, by M0's foreground
     inputs: Mapping[str, str] = field(default_factory=dict)  # sha256 of each image file by name
-    flagged: bool = False  # by the policy: a person should look
+    flagged: bool = False  # True if the policy flagged the case
     quality: float | None = None  # estimate of the deployed mask's metric, without a label
     quality_low: float | None = None  # lower bound of it
 
@@ -69,7 +69,7 @@ class Masks:
 
 
 DEPLOYED = "deployed"
-"""The name of a deployed mask that is no saved candidate: one composed of pieces, or one whose step was not saved."""
+"""Name of a deployed mask that is not a saved candidate: composed of pieces, or of a step that was not saved."""
 
 
 def state_order(name: str) -> tuple[str, int, float]:

@@ -90,7 +90,7 @@ class ReviewLog:
         Raises:
             Overtaken: If another reviewer decided the case meanwhile.
         """
-        with file_lock(self.path.with_name(LOCK)):  # from reading the last decision to writing the next one
+        with file_lock(self.path.with_name(LOCK)):  # held from reading the last decision to writing the next one
             last = self.latest().get(review.case, {})
             if seen is None or last.get("hash", "") == seen:
                 Chain(self.path).append(REVIEW, asdict(review))
@@ -151,7 +151,7 @@ class Applied:
     mask: str = ""  # file name in the new folder
     sha256: str = ""
     open: bool = False  # a person still has to decide: flagged, or the review is about another output
-    overruled: str = ""  # what other reviewers of this output had decided otherwise; the last decision counts
+    overruled: str = ""  # earlier decisions of other reviewers that differ; the last decision counts
 
 
 def apply_reviews(folder: Path, out: Path) -> list[Applied]:
@@ -200,7 +200,7 @@ def _apply_all(predicted: Predictions, out: Path, names: list[str], reviews: Rev
         try:
             one = _applied(predicted, case_id, latest.get(case_id), out)
             one = replace(one, overruled=_overruled(lines, latest.get(case_id)))
-        except CasewiseError as error:  # one bad case costs no other its mask
+        except CasewiseError as error:  # only this case fails
             one = Applied(case_id, "none", str(error), open=True)
         log.append("applied", asdict(one))
         found.append(one)

@@ -207,7 +207,7 @@ class Answer:
     body: bytes
     type: str = JSON
     status: int = 200
-    name: str | None = None  # of the file that it is saved as
+    name: str | None = None  # file name for saving
 
 
 class Desk:

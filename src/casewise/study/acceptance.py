@@ -44,7 +44,7 @@ from casewise.study.compared_cohort import GOOD, ComparedCohort
 
 FEWEST = 10  # patients below which Student's t is not used for a mean difference
 CONFIDENCE = 0.95
-LARGEST_NUMBER = 1e9  # of a limit, a margin or a guess
+LARGEST_NUMBER = 1e9  # largest limit, margin or guess
 COMPANION = (0.1, 0.05)
 """Limit and margin of the share of harmed cases that ``max_mean_drop`` is tested with where the file gives none."""
 SKEW = 2.0  # factor on the observed skewness; see mean_bound
@@ -116,7 +116,7 @@ class Criterion:
     """One criterion of a plan."""
 
     name: str
-    limit: float  # as the plan says it
+    limit: float  # the number in the plan
     margin: float
     scope: str = "all"  # all, each_label, each_group, each_size, "label 3", "group site B"
     expected: float | None = None  # what the author of a plan expects, and the spread between patients; these

@@ -58,7 +58,7 @@ WRITTEN = ("summary.json", "summary.md", "junit.xml", "report.html", "cases.csv"
 """Files that a comparison writes to its folder beside cases.jsonl."""
 
 BACKGROUND = ("background", "bg", "unlabeled", "unlabelled", "void")
-"""Names of a label 0 that is no class."""
+"""Names of a label 0 that is not a class."""
 Lines = Iterator[Mapping[str, Any]]
 
 
@@ -385,7 +385,7 @@ def outcome_of(
     compared, problems = [], list(problems)
     unread = sum(kind == "unreadable" for _, kind, _ in problems)
     hashes: dict[str, dict[str, str]] = {}
-    for at, line in enumerate(lines):  # one by one: a line is much larger than what is kept of it
+    for at, line in enumerate(lines):  # one by one, because a line is much larger than the numbers that are kept
         problems += [(line["case"], one["kind"], one["message"]) for one in line["problems"]]
         for side, sha256 in (line["sha256"] or {}).items():
             hashes.setdefault(side, {})[line["case"]] = sha256

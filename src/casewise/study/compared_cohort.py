@@ -34,7 +34,7 @@ class ComparedCase:
     found: Comparison
     group: str | None = None
     cluster: str | None = None
-    scan: str | None = None  # which scan of the patient: ED, ES, a date
+    scan: str | None = None  # scan of the patient: ED, ES, a date
 
     @property
     def size(self) -> float:
@@ -326,7 +326,7 @@ def _share(flags: NDArray[np.bool_], of: NDArray[np.int64]) -> dict[str, Any] | 
         means = np.bincount(of, flags) / np.bincount(of)
         alone = len(means) == flags.size
         low, high = 1 - share_bound(1 - means, 0.975, binary=alone), share_bound(means, 0.975, binary=alone)
-        low = round(low, 6) if low > 1e-4 else 0.0  # what is left of a search by halves
+        low = round(low, 6) if low > 1e-4 else 0.0  # rounding of the search
         found |= {"low": min(low, found["estimate"]), "high": max(high, found["estimate"]), "shown": low > 0}
     return found
 

@@ -53,7 +53,7 @@ class Settings:
     zero_is_label: bool = False
     resample: str | None = None
     labels_given: bool = False
-    hashed: bool = False  # whether each line holds the sha256 of its files
+    hashed: bool = False  # True: each line holds the sha256 of its files
 
     @property
     def measure(self) -> dict[str, Any]:
@@ -72,7 +72,7 @@ class CompareCase:
     def __call__(self, case_id: str) -> dict[str, Any]:
         """Compare one pair; if that is not possible, the line holds the problems."""
         pair = self.pairs[case_id]
-        key = self.key(pair)  # before the files are read: the next run then notices a change
+        key = self.key(pair)  # computed before the files are read, so that the next run notices a change
         try:
             old, new, label = read_pair(pair, resample=self.settings.resample)
         except BadPair as error:

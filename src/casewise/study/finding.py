@@ -52,7 +52,7 @@ class Section:
     pictures: tuple[Picture, ...] = ()
     findings: tuple[Finding, ...] = ()  # go to results.json at full precision
     notes: tuple[str, ...] = ()
-    missing: Mapping[str, str] = field(default_factory=dict)  # what was not computed, and what it needs
+    missing: Mapping[str, str] = field(default_factory=dict)  # what is not computed, and the inputs it needs
 
 
 INTERVAL = ("low", "high")

@@ -55,7 +55,7 @@ class ChangePlan:
     scans: int = 1
     subgroups: tuple[str, ...] = ()
     measures: tuple[Measure, ...] = ()
-    measure_criteria: Mapping[str, Acceptance] = field(default_factory=dict)  # by the name of the measure
+    measure_criteria: Mapping[str, Acceptance] = field(default_factory=dict)  # criteria by the name of the measure
     data: Mapping[str, str] = field(default_factory=dict)  # sha256 of old, new, labels
     description: Mapping[str, str] = field(default_factory=dict)
     impact: Mapping[str, str] = field(default_factory=dict)
@@ -91,7 +91,7 @@ def read_plan(path: Path) -> ChangePlan:
         The plan.
 
     Raises:
-        BadInput: If the file is no plan; the message names the error and its place.
+        BadInput: If the file is not a plan; the message names the error and its place.
     """
     plain, sha256 = read_toml(path, "a plan")
     try:
@@ -125,7 +125,7 @@ def read_toml(path: Path, what: str) -> tuple[dict[str, Any], str]:
     try:
         return tomllib.loads(content), text_sha256(content)
     except (ValueError, RecursionError) as error:  # ValueError: also a whole number of more than 4,300 digits
-        raise BadInput(f"{path.name} is no TOML ({str(error)[:200]})") from None
+        raise BadInput(f"{path.name} is not TOML ({str(error)[:200]})") from None
 
 
 def _plan(path: Path, plain: Mapping[str, Any], sha256: str) -> ChangePlan:
@@ -158,7 +158,7 @@ def _plan(path: Path, plain: Mapping[str, Any], sha256: str) -> ChangePlan:
         allowed = [one for one, quantity in QUANTITIES.items() if quantity.of is None]
         wrong = next((key for key in inner if key not in allowed), None)
         if wrong is not None:
-            raise BadInput(f"{wrong} is no criterion on a measure; the criteria on measures are {', '.join(allowed)}")
+            raise BadInput(f"{wrong} is not a criterion on a measure; these are {', '.join(allowed)}")
         if "max_crossed_share" in inner and not next(one for one in measures if one.name == name).decisions:
             raise BadInput(f'max_crossed_share on {name} needs a decision: [measures.{name}] decision = "< 40"')
         of_measures[name] = acceptance_of({**confidence, **inner}, scope=f"measure {name}")
@@ -402,7 +402,7 @@ def seal_plan(plan: ChangePlan, new: Sequence[Path | None], *, compared_before: 
     chain = Chain(log_of(plan.path))
     lines = chain.lines()
     notes = [f"the log of the plan was edited ({problem})" for problem in chain.problems[:1]]
-    files = [path for path in new if path is not None]  # they are not opened
+    files = [path for path in new if path is not None]  # the files are not opened
     listing = json_sha256(sorted((path.name, path.stat().st_size if path.is_file() else -1) for path in files))
     first_look = next(
         (at for at, line in enumerate(lines) if line.get("event") == OPENED and line.get("new") == listing), None

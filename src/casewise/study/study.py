@@ -52,10 +52,10 @@ class Extras:
     away: Archive | None = None  # another modality, for the scale probe
     frozen: Policy | None = None  # the policy whose design was frozen
     certificate: Certificate | None = None  # certificate.json of the calibration archive
-    images: Mapping[str, CaseFiles] | None = None  # what was segmented, by case, for the pictures' input column
+    images: Mapping[str, CaseFiles] | None = None  # images by case, for the input column of pictures
     first_step: bool = False  # differences of signal and HA begin with M0 to step 1, not with step 1 to 2
     measures: tuple[Measure, ...] = ()  # declared clinical measures; labels by number: volume(1)
-    substitute: str = ""  # matched controls also with what this method deployed in place of the kept cases' actions
+    substitute: str = ""  # method whose masks also replace the actions for kept cases in the matched controls
 
     def unlocked(self) -> Extras:
         """Unlock the labels of these archives; each writes that into its exposure ledger."""
@@ -87,11 +87,11 @@ class Study:
     calibration: Archive
     policy: Policy
     controller: Controller
-    outcomes: pd.DataFrame  # of the evaluation cases: one row per (case, step, shrink)
+    outcomes: pd.DataFrame  # outcomes of the evaluation cases, one row per (case, step, shrink)
     holdout: pd.DataFrame  # the same of the calibration cases
     decisions: Mapping[str, tuple[Decision, ...]]  # by method, without the other objectives
-    methods: Frames  # what each method deployed, one row per case, in the order of the tables
-    kinds: Mapping[str, Metadata]  # what each method's controller says of itself
+    methods: Frames  # masks that each method deployed, one row per case, in the order of the tables
+    kinds: Mapping[str, Metadata]  # metadata of each method's controller
     skipped: Mapping[str, str]  # methods that were not run, and why
     extras: Extras = field(default_factory=Extras)
     resamples: int = 5000
@@ -332,7 +332,7 @@ def once(make: Callable[[Study], Found]) -> Callable[[Study], Found]:
 def _own_name(controller: Controller) -> str:
     """The name of the policy among the methods: "router" for routers of every kind."""
     if controller.name == Study.source:
-        return DEPLOYED_M0  # the policy may clean M0 up, and M0 itself stays what it was
+        return DEPLOYED_M0  # a policy may clean M0, but the method M0 is never cleaned
     return "router" if metadata_of(controller).is_router else controller.name
 
 

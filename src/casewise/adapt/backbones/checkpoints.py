@@ -57,7 +57,7 @@ def _check_not_older(twin: Path, path: Path) -> None:
     made_from = _facts(twin).get("made_from_sha256")
     if made_from is None and twin.stat().st_mtime < path.stat().st_mtime:
         raise Refused(
-            f"{path.name} is newer than {twin.name}, which no casewise inspect --convert wrote, and it is not "
+            f"{path.name} is newer than {twin.name}, which casewise inspect --convert did not write, and it is not "
             f"clear which one to load; move {twin.name} away to use {path.name}, or {path.name} away to use {twin.name}"
         )
     if made_from is not None and made_from != file_sha256(path):
@@ -208,7 +208,7 @@ def convert_checkpoint(path: Path, *, trust: bool = False) -> Path:
     if not path.is_file():
         raise BadInput(f"there is no checkpoint {path}; name one that exists")
     if target.exists() and "made_from_sha256" not in _facts(target):
-        raise BadInput(f"{target.name} beside {path.name} is not of casewise inspect --convert; move one away")
+        raise BadInput(f"casewise inspect --convert did not write {target.name} beside {path.name}; move one away")
     contents = _read_pickle(path, trust=trust)
     facts = None
     if "network_weights" in contents:

@@ -110,7 +110,7 @@ class Module(FileBackbone):
 
     network: nn.Module
     classes: int
-    dimensions: int  # of the convolutions: 2 or 3
+    dimensions: int  # dimensions of the convolutions: 2 or 3
     name: str = "module"
     head: str = "softmax"
     intensity: str = "zscore"  # name in INTENSITIES
@@ -120,7 +120,7 @@ class Module(FileBackbone):
     ending: str | None = None
     expects: Expectation = field(default_factory=Expectation)
     window: tuple[int, ...] | None = None  # patch that updates are made on; None for the whole image
-    infer: Inferer | None = None  # how a whole image is predicted; None for one forward
+    infer: Inferer | None = None  # predicts a whole image; None: one forward pass
     device: str = "cpu"
 
     def __post_init__(self) -> None:

@@ -61,7 +61,7 @@ def load_bundle(folder: Path, *, device: str, trust_bundle: bool, trust: bool) -
     Images are expected on the grid and in the value range that the preprocessing of the bundle would give.
     """
     if not trust_bundle:
-        raise UnsafeInput(f"{folder.name} is a MONAI bundle, thus code; if you trust its author: --trust bundle")
+        raise UnsafeInput(f"{folder.name} is a MONAI bundle and may run code; if you trust its author: --trust bundle")
     parser = _monai().bundle.ConfigParser()
     parser.read_config(str(folder / "configs" / "inference.json"))
     parser.read_meta(str(folder / "configs" / "metadata.json"))

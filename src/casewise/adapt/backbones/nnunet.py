@@ -69,8 +69,8 @@ class NnUNet:
     ignore: int | None
     ending: str
     expects: Expectation
-    configuration: str  # of the plans: "2d", "3d_fullres", ...
-    folds: tuple[int | str, ...]  # that the network is made of
+    configuration: str  # name in the plans: "2d", "3d_fullres", ...
+    folds: tuple[int | str, ...]  # folds of the network
 
     @classmethod
     def load(
@@ -293,7 +293,7 @@ def _checkpoint(path: Path, *, trust: bool) -> dict[str, Any]:
         read = twin if twin.is_file() else path
         fix = f"move it away to use {path.name}" if read != path and path.is_file() else "name another with -chk"
         raise BadInput(
-            f"{read} is no nnU-Net checkpoint: it lacks {', '.join(missing) or 'init_args.configuration'}; {fix}"
+            f"{read} is not an nnU-Net checkpoint: it lacks {', '.join(missing) or 'init_args.configuration'}; {fix}"
         )
     return contents
 

@@ -35,7 +35,7 @@ class Style:
     gamma: Tensor  # (n, channel) exponents on the min-max scaled channel, 1 is neutral
     noise: Tensor  # (n, 1) standard deviations, 0 is neutral
     blur: Tensor  # (n, channel) sigmas in pixels, 0 is neutral
-    seed: int = 0  # of the noise field
+    seed: int = 0  # seed of the noise field
     inverted: bool = False  # apply gamma to the inverted picture, as the official release does
     retain_statistics: bool = True  # restore mean and deviation after gamma (paper); False: official release
     rescale: bool = False  # scale each sample to [0, 1] afterwards, as the official release does

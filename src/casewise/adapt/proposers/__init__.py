@@ -53,7 +53,7 @@ class PreparedCase:
 
 
 States: TypeAlias = "Episode | ForwardEpisode"
-"""The states of one case while the network is on loan; a context manager that gives the network back."""
+"""The states of one case, as a context manager that restores the network at the end."""
 
 AnyMethod = Callable[["nn.Module", "Tensor"], Sequence[Any]]
 """A function of the user's own: (network, image) -> list of masks."""
@@ -73,7 +73,7 @@ class Proposer(Protocol):
         """Return the binding of a policy that was fitted on these candidates."""
 
     def propose(self, case: PreparedCase, network: Backbone | nn.Module) -> States:
-        """Lend the frozen model to one case."""
+        """Return the states of one case, as a context manager that restores the network."""
 
 
 def bind(proposer: Proposer, how: Adaptation, network: Backbone | nn.Module, options: dict[str, Any]) -> Binding:
@@ -147,5 +147,5 @@ def named_proposal(text: str) -> tuple[str, str]:
         return check_ladder(name), proposal
     made = re.sub(r"[^a-z0-9_+.-]+", "-", text.lower()).strip("-.+_")[:64]
     if not made:
-        raise BadInput(f"{text!r} is no proposer; write tent, views:mri, members:FOLDER or NAME=PROPOSER")
+        raise BadInput(f"{text!r} is not a proposer; write tent, views:mri, members:FOLDER or NAME=PROPOSER")
     return check_ladder(made), text

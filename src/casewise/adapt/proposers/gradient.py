@@ -49,7 +49,7 @@ class Gradient:
         return bind(self, how, network, options)
 
     def propose(self, case: PreparedCase, network: Backbone | nn.Module) -> Episode:
-        """Lend the network to one case."""
+        """Return the episode of one case."""
         if self.how.reset == "stream":
             raise BadInput(
                 "candidates of a stream depend on earlier cases, so they cannot be made for a single case; use "

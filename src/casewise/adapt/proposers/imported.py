@@ -34,7 +34,7 @@ _STEP = re.compile(r"step_([1-9]\d*)\..+")
 
 @dataclass(frozen=True)
 class Imported:
-    """Masks of a folder as candidates.
+    """Candidates that are read from a folder of masks.
 
     Args:
         how: Options.
@@ -47,7 +47,7 @@ class Imported:
 
     def __post_init__(self) -> None:
         if not Path(self.folder).is_dir():
-            raise BadInput(f"imported:{self.folder} names no folder with masks")
+            raise BadInput(f"imported:{self.folder} must name a folder with masks")
 
     def states(self, network: Backbone | nn.Module) -> int:
         """Return the number of masks of the first case in the folder."""
@@ -59,7 +59,7 @@ class Imported:
         return bind(self, self.how, network, {"masks": Path(self.folder).name, "steps": self.states(network)})
 
     def propose(self, case: PreparedCase, network: Backbone | nn.Module) -> MaskEpisode:
-        """Lend the network to one case; M0 is predicted, the other masks are read."""
+        """Return the episode of one case: M0 is predicted, the other masks are read."""
         backbone = as_backbone(network)
         files, steps = self._files(case.case.id), self.states(network)
         if len(files) != steps:
@@ -82,7 +82,7 @@ class MethodMasks:
     """A function of the user's own that returns masks.
 
     Args:
-        how: Options; ``how.steps`` masks must come back.
+        how: Options; the function must return ``how.steps`` masks.
         function: ``(network, image) -> list of masks``.
     """
 
@@ -103,7 +103,7 @@ class MethodMasks:
         return bind(self, self.how, network, {})
 
     def propose(self, case: PreparedCase, network: Backbone | nn.Module) -> MaskEpisode:
-        """Lend the network to one case; the function is called once, after M0 was predicted."""
+        """Return the episode of one case; the function is called once, after M0 was predicted."""
 
         def masks() -> Sequence[Any]:
             return self._masks(case, episode.network, episode.pipeline.whole)

@@ -157,7 +157,7 @@ def unread_notes(made: Iterable[Trajectory]) -> tuple[str, ...]:
 
 
 class LiveLadder:
-    """Candidates of one case, made when a controller needs them; a context manager that lends the network.
+    """Candidates of one case, made when a controller needs them; a context manager that restores the network.
 
     With one proposer the states are made one by one. With several named ones all states are made on entry, because the
     controllers that read several ladders decide once.
@@ -185,9 +185,9 @@ class LiveLadder:
         self.made: dict[str, Trajectory] = {}
         self._network, self._prepared = network, prepared
         self._deadline, self._stack = deadline, ExitStack()
-        self._states: States | None = None  # of the one ladder
-        self._now: States | None = None  # of the ladder that is made now
-        self._updates = 0  # of the ladders before it
+        self._states: States | None = None  # the episode of the only ladder
+        self._now: States | None = None  # the episode of the current ladder
+        self._updates = 0  # updates of the earlier ladders
 
     def __enter__(self) -> LiveLadder:
         source = shared_source(self._prepared, self.hows)

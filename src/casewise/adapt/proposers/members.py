@@ -50,7 +50,7 @@ class Members:
         found: dict[str, Backbone] = {}
         plain = unmerged(backbone)
         device = str(next(plain.network.parameters()).device)
-        tiling = tuple(sorted(getattr(plain, "tiling", {}).items()))  # of an nnU-Net; other backbones have none
+        tiling = tuple(sorted(getattr(plain, "tiling", {}).items()))  # only an nnU-Net has tiling
         for word in self._words:
             found |= _folds(plain) if word == "folds" else {word: _loaded(word, device, tiling)}
         for name, member in found.items():
@@ -67,7 +67,7 @@ class Members:
         return bind(self, self.how, network, {"members": members, "consensus": self.how.consensus})
 
     def propose(self, case: PreparedCase, network: Backbone | nn.Module) -> ForwardEpisode:
-        """Lend the network to one case; a member prepares the case when its turn comes."""
+        """Return the episode of one case; a member prepares the case when its turn comes."""
         backbone, how = as_backbone(network), self.how
         members = self.on(backbone)
         passes = [ForwardPass(name, _reader(name, member, case.case)) for name, member in members.items()]
@@ -114,7 +114,7 @@ def _check_alike(name: str, member: Backbone, backbone: Backbone) -> None:
         "another number of classes": (member.classes, backbone.classes),
         "another head": (member.head, backbone.head),
         "another number of channels": (member.expects.channels, backbone.expects.channels),
-        "images in another orientation": (_orientation(member), _orientation(backbone)),  # both get the model's images
+        "images in another orientation": (_orientation(member), _orientation(backbone)),  # same images
     }
     for what, (theirs, ours) in facts.items():
         if theirs != ours:

@@ -25,7 +25,7 @@ from casewise.adapt.consensus import Mean
 from casewise.adapt.forward_episode import ForwardEpisode, ForwardPass
 from casewise.adapt.proposers import PreparedCase, bind
 from casewise.adapt.proposers.views import Views, read_view
-from casewise.adapt.tuned_weights import TunedFolder, TunedWeights, lent_weights, read_tuned_folder
+from casewise.adapt.tuned_weights import TunedFolder, TunedWeights, read_tuned_folder, temporary_weights
 from casewise.adapt.views import Identity
 from casewise.core.errors import BadInput, NotFinite
 from casewise.core.records import Binding, Case, Mask, State, Trajectory
@@ -164,7 +164,7 @@ class _Reader:
             raise NotFinite(f"the fold without this patient could not be trained: {self.reason}")
         mean = Mean()
         for one in self.weights:
-            with lent_weights(self.network, one, share):
+            with temporary_weights(self.network, one, share):
                 mean.add(read())
         return mean.value
 
@@ -209,7 +209,7 @@ class TunedEpisode(ForwardEpisode):
         """
         state = State(step, alpha)
         if not 0 < step <= min(self.step, len(self._shares) + 1) or not self._shares:
-            raise BadInput(f"step {step} of case {self.case_id} has no weights between it and M0; deploy it as it is")
+            raise BadInput(f"step {step} of case {self.case_id} cannot be interpolated toward M0; deploy it unchanged")
         if state not in self.record.shrunk:
             averaged = step > len(self._shares)
             share = (1 - alpha) * (1.0 if averaged else self._shares[step - 1])

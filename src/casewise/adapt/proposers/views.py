@@ -37,7 +37,7 @@ class Views:
     def __post_init__(self) -> None:
         if self.running and self.how.consensus != "mean":
             raise BadInput(f"a running consensus must be a mean, got {self.how.consensus!r}")
-        views_of(self.views)  # refuses views that do not exist
+        views_of(self.views)  # raises an error for views that do not exist
 
     def on(self, backbone: Backbone) -> tuple[View | Drawn, ...]:
         """Return the views for a backbone, without mirrors over which every forward pass averages anyway."""
@@ -103,7 +103,7 @@ class Views:
         return unmirrored(drawn(self.on(backbone), case.id, self.how.seed), self._averaged(backbone))
 
     def propose(self, case: PreparedCase, network: Backbone | nn.Module) -> ForwardEpisode:
-        """Lend the network to one case."""
+        """Return the episode of one case."""
         backbone, how = as_backbone(network), self.how
         pipeline, views = self.pipeline(case.prepared, backbone), self.drawn(backbone, case.case)
         passes = [ForwardPass(str(view), partial(read_view, pipeline, view, how.max_slices)) for view in views]

@@ -63,7 +63,7 @@ def _label(found: LocatedCase) -> Mask:
 
 
 def read_train_ids(path: Path) -> Mask:
-    """A label file in trainIds, whichever of the two codes it is named after."""
+    """Read a label file as trainIds; its name says whether it has labelIds or trainIds."""
     values = read_label_picture(path)
     return values.astype(np.uint8) if path.name.endswith("_labelTrainIds.png") else train_ids(values)
 
@@ -92,7 +92,7 @@ def is_acdc_driving(root: Path) -> bool:
 def acdc_driving(root: Path, *, ambiguous: str = "ignore") -> Cohort:
     """Every frame of train, val and test; the condition is the group, the sequence the cluster.
 
-    The normal-condition reference frames (``*_ref``) are no cases. Pixels that ``_gt_invIds.png`` marks as invalid
+    The normal-condition reference frames (``*_ref``) are not cases. Pixels that ``_gt_invIds.png`` marks as invalid
     become 255 unless ``ambiguous="keep"``.
     """
     images = _images(root)

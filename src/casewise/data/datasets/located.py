@@ -101,7 +101,7 @@ def _check_inside(found: Iterable[LocatedCase], root: Path) -> None:
     inside = root.resolve()
     for path in (path for one in found for path in (*one.images, *one.labels)):
         if inside not in path.resolve().parents:
-            raise UnsafeInput(f"{path} leads out of {root}; copy the file into the dataset")
+            raise UnsafeInput(f"{path} points outside of {root}; copy the file into the dataset")
 
 
 def _of_the_image(found: LocatedCase, label: Mask) -> Mask:

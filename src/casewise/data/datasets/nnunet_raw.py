@@ -30,7 +30,7 @@ def nnunet_raw(root: Path) -> Cohort:
     An optional ``cases.csv`` beside dataset.json has group, cluster and split, which nnU-Net does not store.
     """
     if not is_nnunet_raw(root):
-        raise BadInput(f"{root} is no nnU-Net raw dataset: expected dataset.json with imagesTr or imagesTs beside it")
+        raise BadInput(f"{root} is not an nnU-Net raw dataset: expected dataset.json beside imagesTr or imagesTs")
     plans = _dataset_json(root / "dataset.json")
     ending, channels = str(plans["file_ending"]), len(plans["channel_names"])
     found = [case for part in SPLITS for case in _part(root, part, ending, channels)]

@@ -69,9 +69,9 @@ def _cases(table: Path, rows: list[dict[str, str]], modalities: tuple[str, ...])
 def _file(table: Path, name: str, row: str, column: str) -> Path:
     path = table.parent / name
     if not name or not path.is_file():
-        raise BadInput(f"{table.name}, ID {row}: {column} is {name!r}, which is no file beside the table")
+        raise BadInput(f"{table.name}, ID {row}: {column} is {name!r}, which is not a file beside the table")
     if table.parent.resolve() not in path.resolve().parents:
-        raise UnsafeInput(f"{table.name}, ID {row}: {name} leads out of {table.parent}")
+        raise UnsafeInput(f"{table.name}, ID {row}: {name} points outside of {table.parent}")
     return path
 
 

@@ -2,7 +2,7 @@
 
 A patient (or sequence) is the unit everywhere. The designs that were compared must answer three questions:
 
-* Could the gain of the best one be luck? :func:`chance_of_best` answers for all designs together.
+* Could the gain of the best one be chance? :func:`chance_of_best` tests all designs together.
 * How many patients are hurt, and how many may be? :func:`hurt_share` counts and bounds them.
 * How large is the gain of the chosen design? Nested cross-fitting
   (:func:`casewise.judge.calibration.design_comparison.nested_gains`) answers with an estimate. It has no interval:
@@ -53,7 +53,7 @@ def mean_low(
     mean = float(numbers.mean())
     if amount < 2:
         return mean, -np.inf, np.inf
-    rest = np.bincount(number, numbers - mean) / len(numbers)  # what each cluster adds to the mean's error
+    rest = np.bincount(number, numbers - mean) / len(numbers)  # contribution of each cluster to the error of the mean
     error = float(np.sqrt(amount / (amount - 1) * (rest**2).sum())) * float(stdtrit(amount - 1, level))
     return mean, mean - error, mean + error
 
@@ -66,15 +66,15 @@ NO_INTERVAL = (
 
 
 def chance_of_best(gains: Floats, clusters: Sequence[str], *, draws: int = 1999) -> Floats:
-    r"""Chance that the best of all designs (columns) gains as surely as each does, were none of them to gain.
+    r"""p of each design (column): the chance that the best of all designs reaches its t if none of them gains.
 
-    The signs of whole patients are flipped, in all columns alike, and the largest t of any column is the yardstick
-    (max-T, Westfall and Young 1993), so a design pays for having been picked among many:
+    The signs of whole patients are flipped, in all columns together, and each t is compared with the largest t of any
+    column (max-T, Westfall and Young 1993), which corrects for the number of designs:
 
     .. math:: p_j = P\big(\max_k T_k(\epsilon) \ge T_j(1)\big), \qquad
               T_k(\epsilon) = \frac{\sum_c \epsilon_c S_{ck}}{\sqrt{\sum_c S_{ck}^2}}, \quad \epsilon_c = \pm 1
 
-    With up to 12 patients all :math:`2^n` patterns are gone through. No p is below :math:`2^{-n}`: three patients
+    With up to 12 patients all :math:`2^n` patterns are tried. No p is below :math:`2^{-n}`: three patients
     cannot reach 0.1 and four cannot reach 0.05, however large the gain is.
 
     Args:
@@ -92,7 +92,7 @@ def chance_of_best(gains: Floats, clusters: Sequence[str], *, draws: int = 1999)
     signs = _signs(len(sums), draws)
     largest = (signs @ t).max(axis=1)
     reached = (largest[:, None] >= t.sum(axis=0) - 1e-9).sum(axis=0)
-    every = len(sums) <= _ALL_SIGNS  # then the pattern that was observed is one of them
+    every = len(sums) <= _ALL_SIGNS  # True: all patterns are tried, the observed one included
     return np.asarray(reached / len(signs) if every else (1 + reached) / (1 + len(signs)))
 
 

@@ -126,7 +126,7 @@ def resampled(
     units = np.unique(np.asarray(names), return_inverse=True)[1]
     patients = int(units.max()) + 1
     index = np.random.default_rng(seed).integers(0, patients, size=(resamples, patients))
-    if len(set(np.bincount(units))) == 1:  # as many scans of each patient, usually one
+    if len(set(np.bincount(units))) == 1:  # every patient has the same number of scans, usually one
         by_patient = pool[np.argsort(units, kind="stable")].reshape(patients, -1)
         return by_patient[index].reshape(resamples, -1), index
     each = [pool[units == unit] for unit in range(patients)]
@@ -258,9 +258,9 @@ DELTA = 0.05  # chance that the alarm is ever false
 class Stream:
     """A hybrid policy within its stream, with the monitor that may suspend it."""
 
-    hybrid: Policy  # as calibrated
+    hybrid: Policy  # the policy as it was calibrated
     monitor: Exchangeability  # calibration pool, the stream so far, and the alarm
-    patients: tuple[str, ...] = ()  # those of the stream that have counted
+    patients: tuple[str, ...] = ()  # patients of the stream that were counted
 
     @property
     def policy(self) -> Policy:

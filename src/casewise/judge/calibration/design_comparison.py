@@ -58,7 +58,7 @@ class DesignRow:
     captured: float | None  # share of what the best candidate of each case would gain
     p: float  # chance that the best of all compared designs gains as surely, were none of them to gain
     harm: Mapping[str, Any]  # HurtShare
-    fails: tuple[str, ...]  # what speaks against adopting it; nothing where it passes
+    fails: tuple[str, ...]  # conditions of adoption that it fails; empty if it passes
 
     def sentence(self) -> str:
         """Return the line as text."""
@@ -176,7 +176,9 @@ def compare_designs(
     estimate = nested_gains(fits, allowed_hurt, progress) if nested and len(fits.folds) > 3 else None
     why = _why(rows, chosen, allowed_hurt)
     if estimate is not None and estimate.gain < 0 and chosen != "m0":
-        why = f"{chosen} passes every test, but repeated without each {UNIT[0]} the choice loses ({estimate.gain:+.4f})"
+        why = (
+            f"{chosen} passes every test, but repeating the choice without each {UNIT[0]} loses ({estimate.gain:+.4f})"
+        )
         chosen = "m0"
     return DesignComparison(rows, chosen, why, allowed_hurt, estimate, deployed)
 
@@ -194,7 +196,7 @@ def nested_gains(fits: Fits, allowed_hurt: float, progress: Progress | None = No
         out = frozenset({fold})
         inner = {name: fits.cross_fitted(name, out) for name in fits.designs}
         patients = len({one.cluster for one in inner["m0"]})
-        reachable = max(CHANCE, 2.0**-patients)  # one patient fewer may not be able to pass at all
+        reachable = max(CHANCE, 2.0**-patients)  # with one patient less, CHANCE may be out of reach
         name = _best(_rows(inner, 0.0, allowed_hurt, reachable))
         choices[name] += 1
         gains |= {one.case_id: one for one in fits.scored(name, fold)}

@@ -33,10 +33,10 @@ from casewise.measure.metrics import METRICS
 from casewise.measure.signals.agreement import Candidates
 
 RIVALS = 2  # single candidates whose edits ``merge`` compares with the consensus
-RIDGE, PIECE_RIDGE = 1.0, 0.01  # of the gain of a candidate, of the chance of a piece
-SURE = 0.975  # confidence at which a fitted threshold counts as no luck
+RIDGE, PIECE_RIDGE = 1.0, 0.01  # ridge of the gain of a candidate, and of the chance of a piece
+SURE = 0.975  # confidence at which the gain of a fitted threshold counts as real
 RIVALS_READ = 3  # single candidates whose edits are read with the consensus; others are read when they are needed
-FOLDS = 10  # at most; with fewer clusters each is left out in turn
+FOLDS = 10  # largest number of folds; with fewer clusters, each cluster is one fold
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,8 +47,8 @@ class Edit:
     before: NDArray[np.int64]  # class of each piece in M0
     after: NDArray[np.int64]  # class of each piece in the edit
     size: Floats  # voxels of each piece whose label is known
-    lost: Floats  # of them, those that were right in M0
-    won: Floats  # of them, those that are right in the edit
+    lost: Floats  # voxels of these that are right in M0
+    won: Floats  # voxels of these that are right in the edit
     counts: Floats  # (3, class): voxels that M0 and the label share, voxels of M0, voxels of the label
     metric: str
     scored: Callable[[tuple[int, ...]], float] | None = None  # scores whole masks, where counts are not enough
@@ -290,7 +290,7 @@ def _departures(known: Sequence[Known], setting: Setting, anchor: State) -> Choo
     )
 
 
-@lru_cache(maxsize=4096)  # a case is the same object in all fits of a comparison
+@lru_cache(maxsize=4096)  # all fits of a comparison use the same object for a case
 def _rows(one: Known) -> tuple[Floats, Floats, list[str]]:
     candidates = candidate_signals(one.seen)
     found = [

@@ -1,7 +1,7 @@
 """The preflight: the results of a policy on the calibration cases. It is printed and stored in policy.json.
 
 The guard of a design closes it only if a one-sided sign test over patients is significant, because a small majority of
-a dozen cases may be luck.
+a dozen cases may be chance.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ from casewise.judge.outcomes import outcomes
 
 Floats = NDArray[np.float64]
 DRAWS = 2000  # permutations behind p of a rank correlation
-FEWEST_CLUSTERS = 9  # with fewer, a correlation is luck, and choosing a signal by it breaks the bound
+FEWEST_CLUSTERS = 9  # with fewer clusters a correlation may be chance, and choosing a signal by it breaks the bound
 SOFTENING = 0.02  # s of :class:`Quality`
 CARRIES = 0.1  # a signal is used if the one-sided p of its rank correlation is at most this
 
@@ -94,7 +94,7 @@ class QualityFit:
     cases: int
     clusters: int
     rho: float  # rank correlation of signal and metric over cases
-    p: float  # that this is chance, one-sided, by exchanging clusters
+    p: float  # one-sided p of that correlation, by exchanging clusters
 
 
 def fit_quality(
@@ -194,7 +194,7 @@ def fitted_flag(
     else:
         setting = Setting(archive.steps, "", background=archive.configuration.get("metric") == "miou")
     frame = outcomes(archive)
-    rows, found = [], []  # all that might be deployed, and what is: (signals, metric, cluster)
+    rows, found = [], []  # every mask that might be deployed, and the deployed ones: (signals, metric, cluster)
     for case_id in archive.ids:
         own = frame.loc[(frame["case"] == case_id) & np.isfinite(frame["metric"])]
         if own.empty:

@@ -54,12 +54,12 @@ class Certificate:
     units: int  # n: independent units
     cases: int
     floor: float  # the smallest alpha that n units can certify
-    needed: int  # units that would do for this alpha
+    needed: int  # units that are enough for this alpha
     cut: float | None  # certified rollback cut or gate threshold
     bound: float | None  # achieved bound (CRC) or p-value (LTT) at the cut
     kept: float  # share of calibration cases (or region area) that the certified policy keeps
-    deployed: Mapping[str, Mapping[str, float]]  # what really happens: by policy ("before", "certified"), by number
-    advice: str = ""  # what to do about it: which n would do, what was tightened
+    deployed: Mapping[str, Mapping[str, float]]  # by policy ("before", "certified"): its means on the cases
+    advice: str = ""  # advice for the user: how many patients would be enough, or which cut was tightened
     binding: Binding | None = None
     policy: str = ""  # digest of the certified policy
     policy_before: str = ""  # digest of the policy that was certified
@@ -71,10 +71,10 @@ class Certificate:
     exposures: tuple[Mapping[str, Any], ...] = ()
     invalid_if: tuple[str, ...] = INVALID_IF
     details: Mapping[str, Any] = field(default_factory=dict)
-    warnings: tuple[str, ...] = ()  # what a reader must know beside the promise: a forced no-go, a repeated attempt
-    attempt: int = 1  # how many different certifications these labels have seen, this one included
-    issued: str = ""  # the day, as YYYY-MM-DD
-    version: str = ""  # of casewise
+    warnings: tuple[str, ...] = ()  # warnings to print beside the promise: a forced no-go, a repeated attempt
+    attempt: int = 1  # number of different certificates requested with these labels, with this one
+    issued: str = ""  # date, YYYY-MM-DD
+    version: str = ""  # version of casewise
     cohort: str = ""  # the archive whose labels were used
     groups: tuple[str, ...] = ()  # sites, vendors or conditions of its cases; a case of another one is outside
     schema: int = SCHEMA
@@ -170,7 +170,7 @@ def check_feasible(certificate: Certificate) -> None:
 def write_certificate(path: str | Path, certificate: Certificate) -> Path:
     """Write certificate.json atomically, with a hash of its content; a folder gets the file of that name."""
     file = _file(path)
-    plain = json.loads(json_text({**asdict(certificate), "schema": SCHEMA}, default=dict))  # as a reader will see it
+    plain = json.loads(json_text({**asdict(certificate), "schema": SCHEMA}, default=dict))  # as read from the file
     write_json(file, {**plain, "seal": json_sha256(plain)})
     return file
 
@@ -178,7 +178,7 @@ def write_certificate(path: str | Path, certificate: Certificate) -> Path:
 def read_certificate(path: str | Path) -> Certificate:
     """Read a certificate from its file or folder; refuse one that was changed after it was issued.
 
-    The hash shows accidental changes. It is no signature: anybody could compute it again.
+    The hash shows accidental changes. It is not a signature: anybody could compute it again.
     """
     file = _file(path)
     try:
@@ -279,7 +279,7 @@ def promise(
 def refusal(alpha: float, units: int, floor: float, needed: int, unit: str, *, halved: bool = False) -> str:
     """Return why nothing is certified: there are too few units, or their harm is too large.
 
-    ``halved``: as many again fitted what these test, so twice as many are needed in all.
+    ``halved``: as many other units fitted the policies, so twice as many are needed in all.
     """
     in_all = f" to test, and as many to fit: {2 * needed} in all" if halved else ""
     if units >= needed:

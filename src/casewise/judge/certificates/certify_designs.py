@@ -20,8 +20,9 @@ from casewise.judge.calibration.calibrate import calibrate
 from casewise.judge.calibration.cuts import FEWEST
 from casewise.judge.calibration.designs import DESIGNS
 from casewise.judge.certificates.certificate import Certificate, policy_digest
-from casewise.judge.certificates.certify_router import Promise, issued, limits, loss_table, noted, tested_cuts
+from casewise.judge.certificates.certify_router import Promise, issue, limits, loss_table, note_attempt, tested_cuts
 from casewise.judge.certificates.evidence import Evidence, check_router, cluster_of, router_evidence
+from casewise.judge.ledger import compared_as
 from casewise.judge.policy import check_go, no_go
 
 
@@ -52,7 +53,7 @@ def certify_designs(
         policies: Two or more calibrated policies; one is enough where ``halved``.
         asked: Losses and levels of the promise, with a ``delta``.
         force: Certify policies that calibration called NO-GO.
-        halved: True if as many patients again fitted the policies that these test.
+        halved: True if as many other patients fitted the policies.
 
     Returns:
         The certificate and the policy that it holds for.
@@ -67,15 +68,15 @@ def certify_designs(
         check_go(one, force=force)
     names = [one.name for one in policies]
     digests = [policy_digest(one) for one in policies]
-    together = None if halved else names
+    together = None if halved else [compared_as(one) for one in policies]
     each = [router_evidence(archive, one, margin=asked.margin, together=together) for one in policies]
     designs = [DesignEvidence(*pair) for pair in zip(policies, each, strict=True)]
     question = {"method": "designs", "designs": digests, **asdict(asked)}
-    said = noted(archive, policies[0], question, force=force, together=together)
+    said = note_attempt(archive, policies[0], question, force=force, together=together)
     found = best_certified(designs, asked, "betting")
     best, cut, p = (designs[0], None, None) if found is None else found
     where = limits(asked, len(set(best.evidence.clusters)), "betting", asked.delta / len(designs))
-    certificate, certified = issued(
+    certificate, certified = issue(
         archive, best.policy, asked, best.evidence, cut, p, where, (), said, designs=len(designs), halved=halved
     )
     advice = certificate.advice + ("" if found is None else f" Of {', '.join(names)} it is {best.policy.name!r}.")

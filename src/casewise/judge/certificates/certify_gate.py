@@ -18,7 +18,7 @@ from casewise.core.errors import BadInput, TooFewCases
 from casewise.core.records import SOURCE, Policy, State
 from casewise.judge.certificates import risk_control
 from casewise.judge.certificates.certificate import Certificate, new_certificate, promise, refusal, unit_of
-from casewise.judge.certificates.certify_router import curve, noted, reliability_points
+from casewise.judge.certificates.certify_router import curve, note_attempt, reliability_points
 from casewise.judge.certificates.evidence import Floats, LossTable, cluster_of, cluster_rows
 from casewise.judge.controllers.metadata import metadata_of
 from casewise.judge.controllers.region_gate import OFF_GRID, region_scores
@@ -85,7 +85,7 @@ def gate_table(
     if loss not in TABLES:
         raise BadInput(f"the loss of a gate must be 'surrogate', 'deployed' or 'envelope', got {loss!r}")
     at = thresholds(cases) if at is None else np.sort(np.asarray(at, dtype=float))[::-1]
-    # of each case: how many of its distinct scores lie strictly above each threshold
+    # number of distinct scores of each case that are strictly above each threshold
     above = [np.searchsorted(-case.scores, -at, side="left") for case in cases]
     losses = [
         case.surrogate if loss == "surrogate" else case.deployed if loss == "deployed" else envelope(case.deployed)
@@ -114,7 +114,7 @@ def gated_case(archive: Archive, case_id: str, *, keep_small: bool = False) -> G
     source, adapted = masks[SOURCE], masks[State(1)]
     raw = harm(source, adapted, label, min_area=min_area, foreground=False, ignore=ignore)
     known = region_scores(archive.observation(case_id, 1))
-    if known is None:  # the gate rolls it back, whatever the threshold
+    if known is None:  # the gate rolls the case back at every threshold
         return gated(np.empty(0), np.empty(0), np.empty(0), raw.area)
     scores = np.array(known)
     sizes, harmful = raw.table["area"].astype(float), (raw.table["verdict"] == "harmful").astype(float)
@@ -166,7 +166,7 @@ def certify_gate(
         raise BadInput(f"a gate certificate needs the policy 'region-gate', got {policy.name!r} ({policy.controller})")
     check_binding(policy, archive.binding)
     question = {"method": loss, "alphas": [alpha], "population": population, "within": within}
-    said = noted(archive, policy, question, force=force)
+    said = note_attempt(archive, policy, question, force=force)
     if evaluation is not None:
         evaluation = unlock(evaluation, purpose="certify", policy=fitted_on(policy, archive.entries.values()))
     keep_small = bool(policy.options.get("keep_small", False))

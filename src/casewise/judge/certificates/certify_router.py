@@ -19,14 +19,14 @@ from casewise.judge.certificates import risk_control
 from casewise.judge.certificates.certificate import Certificate, policy_digest
 from casewise.judge.certificates.evidence import LOSSES, Evidence, Floats, LossTable, Together
 from casewise.judge.decide import replay_case
-from casewise.judge.ledger import attempt_sentence, certification_attempt, earlier_looks, unlock
+from casewise.judge.ledger import attempt_sentence, certification_attempt, compared_as, earlier_looks, unlock
 from casewise.judge.monitors.quota import quota_of
 from casewise.judge.outcomes import LITTLE, judged_sentence
 from casewise.judge.policy import check_go, fitted_on, judge_of
 from casewise.measure.metrics import METRICS
 
 KINDS = {"ha": "T2", "harmed": "T3", "dice": "T4", "worse-voxels": "T2"}
-ORDERS = 25  # fixed permutations over which betting averages the luck of the order away
+ORDERS = 25  # fixed permutations of the cases over which betting averages
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def certify_router(
     labelled.check_router(policy)
     check_go(policy, force=force)
     evidence = labelled.router_evidence(archive, policy, overlap=asked.low_mid == "envelope", margin=asked.margin)
-    said = noted(archive, policy, {"method": "crc or ltt", **asdict(asked)}, force=force)
+    said = note_attempt(archive, policy, {"method": "crc or ltt", **asdict(asked)}, force=force)
     if evaluation is not None:
         evaluation = unlock(evaluation, purpose="certify", policy=fitted_on(policy, archive.entries.values()))
     tables = tuple(loss_table(evidence, asked, name) for name in asked.losses)
@@ -85,27 +85,28 @@ def certify_router(
     cut = None if at is None else float(tables[0].settings[at])
     bound = None if at is None else float(scores[at])
     reach = limits(asked, tables[0].units, kind)
-    certificate, certified = issued(archive, policy, asked, evidence, cut, bound, reach, curve(tables[0], scores), said)
+    certificate, certified = issue(archive, policy, asked, evidence, cut, bound, reach, curve(tables[0], scores), said)
     more = _reliability(policy, asked, evidence, tables, evaluation)
     return replace(certificate, details=_details(asked, kind), **more), certified
 
 
-def noted(
+def note_attempt(
     archive: Archive, policy: Policy, question: Mapping[str, Any], *, force: bool, together: Together = ()
 ) -> dict[str, Any]:
     """Write down the attempt and return its number with the warnings: a forced no-go, earlier looks at the labels.
 
-    Call it when the labels can be read; a refused question is not an attempt.
+    Call it when the labels can be read; a refused question is not an attempt. ``together`` names the policies that
+    are certified with this one; None stands for all.
     """
     warning = check_go(policy, force=force)
     attempt = certification_attempt(archive, {"policy": policy_digest(policy), "name": policy.name, **question})
     warnings = [f"{warning}. It was certified nevertheless (--set force=true)."] if warning else []
     warnings += [attempt_sentence(attempt)] if attempt > 1 else []
-    warnings += earlier_looks(archive, {policy.name} if together == () else together)
+    warnings += earlier_looks(archive, None if together is None else {compared_as(policy), *together})
     return {"attempt": attempt, "warnings": tuple(warnings)}
 
 
-def issued(
+def issue(
     archive: Archive,
     policy: Policy,
     asked: Promise,
@@ -120,7 +121,7 @@ def issued(
 ) -> tuple[Certificate, Policy]:
     """Return the certificate of a search that found ``cut`` (or None) among ``designs``, and the certified policy.
 
-    ``halved``: as many patients again fitted what these test.
+    ``halved``: as many other patients fitted the policies.
     """
     certified = fitted_on(wording.certified_policy(policy, cut), archive.entries.values())
     if "quota" in certified.preflight:  # another cut changes how many cases each bucket gets

@@ -120,7 +120,7 @@ class Evidence:
     values: Floats  # the coordinate u of the probe step
     low: Mapping[str, Floats]  # loss name -> loss of the low action, in [0, 1]; also "gain", the metric's change
     mid: Mapping[str, Floats]
-    own: Mapping[str, Floats]  # of the action that the policy's own low/mid cut (of the case's group) chooses
+    own: Mapping[str, Floats]  # losses of the action that the policy's own low/mid cut (of the case's group) chooses
 
     def loss(self, name: str) -> Floats:
         """Return the worse loss of the two actions that a kept case may get: valid wherever the low/mid cut falls."""
@@ -196,7 +196,7 @@ def _choice_evidence(archive: Archive, policy: Policy, margin: float, together: 
     labels fitted or chose is refused on the same cases or patients.
     """
     own = policies.controller_of(policy)
-    plain = policy.name == own.name and not getattr(own, "learned", True)  # no label chose or fitted it
+    plain = policy.name == own.name and not getattr(own, "learned", True)  # True if no label chose or fitted the policy
     compared = compared_designs(archive) if plain and together is not None else frozenset[str]()
     if policy.name in compared and (others := sorted(compared - {policy.name, *(together or ())})):
         raise Refused(

@@ -281,10 +281,10 @@ class SampleSize:
 
     alpha: float
     delta: float
-    crc_cases: int  # before CRC certifies anything
-    ltt_cases: int  # before learn-then-test certifies loss "harmed" with one case per patient, with no loss observed
+    crc_cases: int  # cases that CRC needs
+    ltt_cases: int  # cases that learn-then-test needs for the loss "harmed", one case per patient and no observed loss
     betting_cases: int  # the same for other losses, or with several cases per patient
-    default_cases: int  # the same with the choice among designs: half of them fit the designs, half test them
+    default_cases: int  # the same with a choice among designs: half of the cases fit the designs, half test them
     cases: int | None = None
     crc_alpha: float | None = None  # smallest alpha that CRC can promise with ``cases``
     ltt_alpha: float | None = None  # smallest alpha that LTT can promise with ``cases`` and no loss observed

@@ -36,7 +36,7 @@ from casewise.core.errors import BadInput, TooFewCases
 from casewise.core.records import Policy
 from casewise.core.text import UNIT
 from casewise.judge.certificates.certificate import Certificate
-from casewise.judge.certificates.certify_router import Promise, chosen_p_value, issued, noted
+from casewise.judge.certificates.certify_router import Promise, chosen_p_value, issue, note_attempt
 from casewise.judge.certificates.evidence import (
     ACCEPT,
     check_level,
@@ -80,7 +80,7 @@ def selected(
     lost = (loss[:, None] * (s[:, None] <= cuts[None, :])).sum(axis=0)
     kept = (stream[:, None] <= cuts[None, :]).sum(axis=0)
     allowed = check_level("alpha", alpha) * kept * (len(s) + 1) / len(stream) + ACCEPT
-    room = allowed - lost  # what one more patient may lose for this cut to be allowed
+    room = allowed - lost  # largest loss of one more patient with which this cut is allowed
     safe = np.flatnonzero((room >= 1.0) & (kept > 0))
     if not safe.size:
         return None
@@ -119,7 +119,8 @@ def certify_kept(
     check_held_out(policy, deployed.entries.values())
     check_go(policy, force=force)
     evidence = router_evidence(archive, policy, margin=asked.margin)
-    said = noted(archive, policy, {"method": "among the kept", "batch": deployed.digest, **asdict(asked)}, force=force)
+    question = {"method": "among the kept", "batch": deployed.digest, **asdict(asked)}
+    said = note_attempt(archive, policy, question, force=force)
     cases = list(deployed.ids)
     found = kept_scores(deployed, policy, cases)
     values = evidence.values
@@ -138,7 +139,7 @@ def certify_kept(
     cut = None if last is None else float(np.nextafter(last, np.inf))
     units, m = len(scores), len(stream)
     reach = (conformal_floor(units), patients_needed(asked.alphas[0]))
-    certificate, certified = issued(archive, policy, asked, evidence, cut, None, reach, (), said)
+    certificate, certified = issue(archive, policy, asked, evidence, cut, None, reach, (), said)
     kept = 0 if last is None else int((stream <= last).sum())
     several = m < len(cases) or units < len(evidence.ids)
     who = "all of whose cases keep an adaptation" if several else "that keep an adaptation"

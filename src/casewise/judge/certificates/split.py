@@ -1,8 +1,8 @@
 r"""A promise where weights were learned from labels: learn and choose on some patients, certify on the others.
 
-Out-of-fold candidates are good enough to choose and to estimate with. They carry no theorem: the weights of one fold
-have seen the patients of all others. A promise therefore comes from patients B that took no part in training, fitting
-or choosing. Everything is frozen after A, and the cut is
+Out-of-fold candidates are good enough for choices and estimates. No theorem holds for them, because the weights of one
+fold were trained on the patients of the others. A promise therefore comes from patients B that took no part in
+training, fitting or choosing. Everything is frozen after learning on the patients A, and the cut is
 
 .. math:: \hat c = \max\Big\{c : \frac{1 + \sum_{p \in B} L_p(c)}{n_B + 1} \le \alpha\Big\}, \qquad
           L_p(c) = \mathrm{mean\ or\ max}_{i \in p}\ \ell_i\, 1[u_i < c],
@@ -58,7 +58,7 @@ class PromiseSplit:
 
 
 def smallest_promise(patients: int) -> float | None:
-    """Return the smallest alpha, to two digits, beside which enough patients learn; None if there are too few."""
+    """Return the smallest alpha, to two digits, that leaves enough patients to learn from; None if none does."""
     certifying = patients - max(FEWEST_LEARNING, patients_for_chance())
     return math.ceil(100 / (certifying + 1)) / 100 if certifying > 0 else None
 

@@ -90,10 +90,10 @@ class _AmongAll:
 
     steps: int  # rungs of the ladder beyond M0; where several named ladders are shown they are complete anyway
     consensus: str  # the candidate made of the others, such as "17" or "views:17"
-    ladders: tuple[str, ...] = ()  # which named ladders are read together; none for the one in view
+    ladders: tuple[str, ...] = ()  # named ladders that are read together; empty: the ladder in view
     silent: tuple[str, ...] = ()  # candidates without a vote; the consensus never has one
     background: bool = False
-    cut_high: float = float("inf")  # an edit this large, 1 - Dice(candidate, M0), or larger goes back to M0
+    cut_high: float = float("inf")  # from this size of the edit on, 1 - Dice(candidate, M0), M0 is deployed
 
     states = frozenset[State]()
     metadata = Metadata(among_candidates=True)
@@ -142,7 +142,7 @@ class AgreementRule(_AmongAll):
 
     rule: Literal["consensus", "agreement", "medoid", "low-agreement", "fixed"] = "consensus"
     threshold: float = float("inf")
-    candidate: str = ""  # of the rule "fixed"
+    candidate: str = ""  # for the rule "fixed"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -227,7 +227,7 @@ class Choose(_AmongAll):
     """
 
     weights: tuple[float, ...] = ()
-    own: tuple[tuple[str, float], ...] = ()  # what is particular to a candidate, shrunk to 0
+    own: tuple[tuple[str, float], ...] = ()  # gain of single candidates beyond the model, shrunk to 0
     replicates: tuple[tuple[tuple[float, ...], tuple[tuple[str, float], ...]], ...] = ()
     spread: float = 1.3
     anchor: str = "0"
@@ -294,5 +294,5 @@ def _frozen(value: Any) -> Any:
 
 
 def _gain(x: Sequence[float], weights: Sequence[float], own: Mapping[str, float], name: str) -> float:
-    # what is particular to a candidate grows with its edit and is 0 where it changes nothing
+    # the own term of a candidate is 0 if the candidate changes nothing
     return float(np.dot(x, weights)) + own.get(name, 0.0) * float(x[1] > 0)

@@ -119,8 +119,8 @@ def merged(source: Mask, edit: Mask, accepted: tuple[int, ...]) -> Mask:
 class Merge(_AmongAll):
     """Accept a piece of the edit iff its score is above the threshold."""
 
-    edit: str = ""  # the candidate whose edit is judged; the consensus unless told otherwise
-    weights: tuple[float, ...] = ()  # of the features, the intercept first
+    edit: str = ""  # the candidate whose edit is judged; default: the consensus
+    weights: tuple[float, ...] = ()  # weights of the features, the intercept first
     center: tuple[float, ...] = ()
     scale: tuple[float, ...] = ()
     threshold: float = 0.5

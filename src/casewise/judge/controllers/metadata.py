@@ -15,7 +15,7 @@ from casewise.measure.signals.risk import RiskStatistics
 class Metadata:
     """Facts about a kind of controller, as its class attribute ``metadata``; the defaults hold without one."""
 
-    title: str = ""  # as tables and figures print it; its name where it is empty
+    title: str = ""  # name in tables and figures; empty: the name of the controller
     is_router: bool = False  # reads a coordinate and sorts cases into low, mid and hard by cut_low and cut_high
     is_ours: bool = False  # a method of the paper: colored in figures, compared with every budget
     is_compared: bool = False  # every study replays it beside the policy

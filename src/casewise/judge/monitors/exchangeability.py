@@ -1,4 +1,4 @@
-r"""Two alarms without labels: does a number of the stream still look like it did in the calibration pool?
+r"""Two alarms without labels: is a number of the stream distributed as in the calibration pool?
 
 A patient (or sequence) counts once, by the first case that is seen of it, in the pool and in the stream. Cases of one
 patient resemble each other, and bets on each of them raise alarms on healthy streams.
@@ -10,10 +10,10 @@ patient resemble each other, and bets on each of them raise alarms on healthy st
 
   uniform and independent while all are exchangeable, and wealth is bet against uniformity in both directions. It ever
   reaches :math:`1/\delta` with probability at most delta; then the calibration no longer applies and M0 is deployed.
-  The pool must grow. Against a *fixed* pool the p-values are dependent through the pool's own luck, and the product of
-  bets alarms on half of all healthy streams (docs/explanation/certificates.md has the simulation). The cost: a shift
-  that exists from the first case on soon becomes part of the pool and may be missed.
-* :class:`GoLive` closes that gap once: the first m patients against the calibration pool, by a permutation test.
+  The pool must grow. P-values against a *fixed* pool depend on each other, and the product of bets raises an alarm on
+  half of all healthy streams (docs/explanation/certificates.md has the simulation). The cost: a shift that exists from
+  the first case on soon becomes part of the pool and may be missed.
+* :class:`GoLive` tests for such a shift once: the first m patients against the calibration pool, by a permutation test.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Exchangeability(Alarm):
 
     calibration: tuple[float, ...]
     delta: float = 0.05
-    seed: int = 0  # of the tie-breaking U, with the case id
+    seed: int = 0  # seed of the tie-breaking U, together with the case id
     stream: tuple[float, ...] = ()  # in order of arrival
     log_bets: tuple[float, ...] = (0.0,) * (2 * len(_POWERS))
     alarm_at: int | None = None
@@ -76,8 +76,8 @@ class Exchangeability(Alarm):
     def p_value(self, case_id: str, value: float) -> float:
         """Conformal p-value of a coordinate: small when it is larger than nearly all before it."""
         pool = np.asarray(self.pool)
-        luck = 1.0 - np.random.default_rng(seed_of(self.seed, case_id)).random()  # in (0, 1]
-        return float(((pool > value).sum() + luck * ((pool == value).sum() + 1)) / (len(pool) + 1))
+        tie = 1.0 - np.random.default_rng(seed_of(self.seed, case_id)).random()  # in (0, 1]
+        return float(((pool > value).sum() + tie * ((pool == value).sum() + 1)) / (len(pool) + 1))
 
     def seen(self, case_id: str, value: float) -> Exchangeability:
         """Return the monitor after one more case, which joins the pool."""
@@ -96,7 +96,7 @@ class GoLive(Alarm):
     calibration: tuple[float, ...]
     first: int = 20
     delta: float = 0.05
-    stream: tuple[float, ...] = ()  # of the first patients only
+    stream: tuple[float, ...] = ()  # values of the first patients only
     p: float | None = None  # known once they are complete
     alarm_at: int | None = None
 
@@ -126,19 +126,19 @@ def two_sample_p(pool: Sequence[float], stream: Sequence[float], *, shuffles: in
     .. math:: T = \sum_z (F_{pool}(z) - F_{stream}(z))^2 \text{ over all } n + m \text{ values},
               \qquad p = \frac{1 + \#\{T^* \ge T\}}{1 + \text{shuffles}}
 
-    The shuffles are seeded by the pooled values without their order, so the same data give the same p; one seed for all
-    data would test every stream against the same few thousand shuffles, whose luck were then the level of the test.
+    The shuffles are seeded by the pooled values without their order, so the same data give the same p, and other data
+    get other shuffles.
 
     >>> two_sample_p([1, 2, 3, 4, 5, 6, 7, 8], [21, 22, 23, 24, 25]) < 0.01
     True
     """
     values = np.concatenate([np.asarray(pool, dtype=float), np.asarray(stream, dtype=float)])
     order = np.argsort(values, kind="stable")
-    last = np.append(np.diff(values[order]) > 0, True)  # both step functions are read after a group of equal values
+    last = np.append(np.diff(values[order]) > 0, True)  # the last of each group of equal values
     jumps = np.where(np.arange(len(values)) < len(pool), 1.0 / len(pool), -1.0 / len(stream))
     rng = np.random.default_rng(seed_of(RESAMPLING_SEED, values[order].tobytes().hex()))
     shuffled = rng.permuted(np.tile(jumps, (shuffles, 1)), axis=1)
-    weight = np.diff(np.flatnonzero(last), prepend=-1)  # how many values stand at each distinct one
+    weight = np.diff(np.flatnonzero(last), prepend=-1)  # number of values in each group
     found = ((np.cumsum(jumps[order])[last] ** 2) * weight).sum()
     drawn = ((np.cumsum(shuffled, axis=1)[:, last] ** 2) * weight).sum(axis=1)
     return float((1 + (drawn >= found - 1e-9).sum()) / (1 + shuffles))

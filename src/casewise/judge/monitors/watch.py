@@ -1,14 +1,14 @@
 """The watch over one stream: its monitors and their state, in one small file that survives restarts.
 
-Every monitor counts patients (or sequences). Cases of one patient resemble each other, so a bet on each of them raises
-alarms on healthy streams: with four correlated cases per patient in one stream out of two. The numbers of a patient are
-those of its first case; its loss is the mean over its audited cases, and counts when the audits of the next patient
-begin. A case without a cluster counts as one patient.
+Every monitor counts patients (or sequences). Cases of one patient resemble each other, so monitors that count cases
+raise too many alarms on healthy streams (docs/how-to/monitor.md). The numbers of a patient are those of
+the first case; the loss is the mean over the audited cases, and counts when the audits of the next patient begin.
+A case without a cluster counts as one patient.
 
 Three label-free numbers of a decision are watched, as far as the calibration cases have them: ``value`` (the number
 that the policy read: a router's coordinate, or the size of the edit), ``agreement`` of the deployed mask with the other
 candidates, and ``foreground``, the share of the image that the deployed mask covers. The last two do not depend on M0,
-so they can show a fall of quality that M0 shares.
+so they can show a loss of quality that also affects M0.
 """
 
 from __future__ import annotations
@@ -57,14 +57,14 @@ OVERTAKEN = "the certificate is void: the watch belongs to another policy; start
 class Watch:
     """Monitors by name over one stream of one policy. A case is added once, and a patient counts once."""
 
-    calibration_id: str  # of the policy that is watched; another one refuses this state
+    calibration_id: str  # calibration of the watched policy; other policies refuse this state
     monitors: Mapping[str, Monitor] = field(default_factory=dict)
     decided: tuple[str, ...] = ()  # case ids whose numbers were seen
     audited: tuple[str, ...] = ()  # case ids whose loss was seen
     decided_patients: tuple[str, ...] = ()
     audited_patients: tuple[str, ...] = ()
     waiting: tuple[str, tuple[float, ...]] | None = None  # the patient whose audits are not complete, and their losses
-    suspend_on_harm: bool = False  # whether an alarm of labelled audits deploys M0, too
+    suspend_on_harm: bool = False  # True: an alarm of audit also deploys M0
 
     @property
     def suspended(self) -> bool:
@@ -321,7 +321,7 @@ class Watching:
         with watch_lock(self.path):
             before = self.state
             if before.calibration_id != self._own or before.suspended:
-                return  # the watch of another policy took its place, or M0 was deployed because of an alarm
+                return  # the file now has the watch of another policy, or M0 was deployed after an alarm
             after = before.decision(decision.case_id, numbers_of(decision), decision.cluster)
             if after is not before:
                 write_watch(self.path, after)

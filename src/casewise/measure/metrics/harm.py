@@ -92,7 +92,7 @@ def harm(
         Harmful, beneficial, neutral and unscored shares of the edit; they add up to 1 unless nothing changed.
 
     Raises:
-        BadInput: If the masks differ in shape or are no label masks.
+        BadInput: If the masks differ in shape or are not label masks.
 
     Example:
         >>> before = np.zeros((4, 8), np.uint8)

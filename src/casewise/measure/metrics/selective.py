@@ -26,7 +26,7 @@ class RiskCoverage:
     risk: Floats
     aurc: float  # area under the curve over coverage 1/n to 1, by the width of that range
     optimum: float  # the same for the best possible order
-    mean_risk: float  # what a confidence that says nothing has on average
+    mean_risk: float  # average of a confidence without information
 
     @property
     def excess(self) -> float:

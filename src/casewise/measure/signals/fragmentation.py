@@ -60,7 +60,7 @@ def fragmentation(
         Regions, changed share, changed voxels and the shape of the change; a share of nothing is None.
 
     Raises:
-        BadInput: If the masks differ in shape or are no label masks.
+        BadInput: If the masks differ in shape or are not label masks.
 
     Example:
         >>> import numpy as np

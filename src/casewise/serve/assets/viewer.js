@@ -12,7 +12,7 @@ export class Viewer {
     this.context = canvas.getContext("2d");
     this.layers = { m0: true, adapted: true, deployed: false, edits: true, classes: false };
     this.opacity = 0.5;
-    this.background = true; // label 0 is no class
+    this.background = true; // label 0 is not a class
     this.colors = new Map(); // of classes, by label
     this.moved = moved;
     this.failed = failed;

@@ -37,7 +37,7 @@ Floats = NDArray[np.float64]
 RULES = {"lowest HA": "ha", "highest metric": "metric", "HA - 0.5 metric": "ha-half-metric", "HA - metric": "ha-metric"}
 """Selection rules as the report calls them, and as :func:`cheapest` does (G2)."""
 _MEANS = ("metric", "ha", "ba", "delta", "regions", "worse_voxels")
-_VERSION = 1  # of the cached table of micro-mIoU; raise it if a column changes its meaning
+_VERSION = 1  # version of the cached table of micro-mIoU; raise it if a column changes its meaning
 
 
 def section(study: Study) -> Section:

@@ -25,7 +25,7 @@ from casewise.study.statistics.resample import cluster_numbers, interval_fields,
 from casewise.study.study import Study, once
 from casewise.study.trajectories import mean_or_nan, step_one
 
-COORDINATES = ("delta", "regions", "largest")  # what routers of the paper and the default read
+COORDINATES = ("delta", "regions", "largest")  # coordinates of the paper's routers and of the default
 _TITLE = "Signal or quota?"
 _P_CAPTION = "p is (k + 1) / (B + 1) if k of B random assignments have an HA at or below that of the row."
 _NAMES = {"deployed": "as deployed", "random": "random (exact mean)", "m0": "M0 (no adaptation)"}

@@ -30,7 +30,7 @@ from casewise.study.study import Study, once
 from casewise.study.trajectories import mean_or_nan, same_cases
 
 Methods = Mapping[str, pd.DataFrame]
-REPRODUCIBILITY_SCALE = 0.002  # of a cohort HA mean between two runs (H9)
+REPRODUCIBILITY_SCALE = 0.002  # difference of a cohort HA mean between two runs (H9)
 INTERVAL_COLUMNS = (
     "id tier method reference quantity estimate low high p_below n clusters separated p_flip shown matched below_scale "
     "wins ties losses wilcoxon wilcoxon_p interval reason"

@@ -88,7 +88,7 @@ def _buckets(frame: pd.DataFrame) -> Iterator[dict[str, Any]]:
 
 # ---- the smallest region that counts ----
 
-FACTORS = (0.5, 1.0, 2.0, 4.0)  # of the deployed min_area: 8, 16, 32, 64 for the paper's 16 (N1)
+FACTORS = (0.5, 1.0, 2.0, 4.0)  # factors of the deployed min_area: 8, 16, 32, 64 for the paper's 16 (N1)
 _KEYS = ["case", "step", "shrink"]
 
 

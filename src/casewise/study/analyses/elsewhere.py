@@ -166,7 +166,7 @@ def shared_signals(first: pd.DataFrame, second: pd.DataFrame) -> Finding:
 
 # ---- other backbones ----
 
-BAND = (0.60, 0.80)  # of the metric of M0 in which edits are compared (O4)
+BAND = (0.60, 0.80)  # edits are compared for cases whose M0 has a metric in this range (O4)
 WANTED_RHO = 0.4
 SIDE = 320
 _CHANGED = (240, 160, 60)

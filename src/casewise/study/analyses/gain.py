@@ -146,4 +146,4 @@ def signal_worth(study: Study) -> Finding:
     known = rows.loc[rows["metric"].notna() & rows["agreement"].notna()]
     table = worth(known, POOR, resamples=min(study.resamples, 1000))
     reason = "" if len(table) else "the agreement is equal in all cases, or fewer than three cases are labelled"
-    return Finding("quality.signals", table, len(known), "S3", made={"below": POOR}, reason=reason)
+    return Finding("quality.signals", table, len(known), "X10", made={"below": POOR}, reason=reason)

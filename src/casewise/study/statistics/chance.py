@@ -7,10 +7,10 @@ Hoeffding's combinatorial central limit theorem (1951) gives the moments of :mat
 .. math:: E\,T = \tfrac{1}{n}\sum_{ij} a_{ij}, \qquad
           \operatorname{Var} T = \tfrac{1}{n-1}\sum_{ij} (a_{ij} - \bar a_{i\cdot} - \bar a_{\cdot j} + \bar a)^2 .
 
-Cases of one patient or sequence resemble each other, in the decision of a router and in its cost. Dealing
-buckets to single cases then looks more even than a router without any skill: with 12 patients of 8 scans such a router
-beats it at p <= 0.05 in 28 % of cohorts. So with ``units`` whole patients are dealt: the buckets of one patient go to
-another, in any order among the scans; where patients have different numbers of scans the deal runs on into the next.
+Cases of one patient or sequence resemble each other, in the decision of a router and in its cost. If buckets were
+assigned to single cases, chance would vary less than a router without any skill: with 12 patients of 8 scans such a
+router is better at p <= 0.05 in 28 % of cohorts. So with ``units`` the buckets of one patient go to another patient, in
+any order among the scans; if patients have different numbers of scans, the rest goes to the next patient.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from casewise.judge.certificates.risk_control import clopper_pearson_upper
 from casewise.judge.outcomes import POINT
 
 RESAMPLES = 5000
-LEVEL = 0.05  # of every test behind a verdict
+LEVEL = 0.05  # level of every test
 MANY = 200  # clusters from which the percentile bootstrap is used for means
 Floats = NDArray[np.float64]
 
