@@ -588,9 +588,8 @@ def _given(backbone: Backbone, images: Sequence[Any], labels: Any) -> Iterator[L
         raise BadInput(f"a list of images needs a list of as many labels, got {len(images)} images and {count}")
     for number, (image, label) in enumerate(zip(images, labels, strict=True)):
         if isinstance(image, (str, Path)):
-            path = Path(image)
-            name = path.name.removesuffix(".gz").rpartition(".")[0] or path.name
-            yield Labelled(name, name, CaseFiles(name, (path,), label=Path(label)), Path(label))
+            files = replace(CaseFiles.of(Path(image)), label=Path(label))
+            yield Labelled(files.id, files.id, files, Path(label))
             continue
         case = image if isinstance(image, Case) else Case(f"case-{number:04d}", np.asarray(image))
         mask = np.asarray(label)

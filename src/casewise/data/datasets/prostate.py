@@ -16,11 +16,11 @@ from casewise.data.datasets.located import (
     cohort_of,
     only_folder,
     safe_id,
-    stem_of,
     table_rows,
     visible,
     whole_label,
 )
+from casewise.data.folders import stem_of
 from casewise.data.splits import Cohort
 
 TABLES = {"train.csv": "training", "valid.csv": "validation", "test.csv": "test"}
