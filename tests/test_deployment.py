@@ -459,3 +459,8 @@ def test_an_episode_of_a_backbone_says_what_takes_one() -> None:
 def test_a_weights_file_alone_is_no_model() -> None:
     with pytest.raises(BadInput, match="factory"):
         Model(weights=Path("unet.pth"))
+
+
+def test_an_image_may_have_any_file_name(scan: Path) -> None:
+    renamed = (scan / "heart_0000.nii.gz").rename(scan / "Jos\u00e9 scan 1.nii.gz")
+    assert Deployment(MODEL).predict(renamed).decision.case_id.startswith("Jose_scan_1-")

@@ -6,7 +6,6 @@ last finished part.
 
 from __future__ import annotations
 
-import json
 import math
 import tempfile
 import time
@@ -25,9 +24,8 @@ from casewise.adapt.proposers import named_proposal
 from casewise.adapt.tuned_weights import read_tuned_folder
 from casewise.archive.store import Archive, open_archive
 from casewise.core.durable import file_lock, sweep, write_durably, write_json
-from casewise.core.errors import BadInput, Mismatch, Refused, TooFewCases
-from casewise.core.formats import json_text
-from casewise.core.json_records import read_json
+from casewise.core.errors import BadInput, Refused, TooFewCases
+from casewise.core.json_records import begin_or_continue, read_json
 from casewise.core.records import CALIBRATION, Case, Mask, Policy
 from casewise.core.text import UNIT, pluralize
 from casewise.data.folders import CaseFiles
@@ -270,9 +268,7 @@ class _Fit:
         certificate, held_out = None, None
         if split is not None:
             held_out = self._recorded(
-                aside,
-                {name: replace(how, crossfit=False) for name, how in proposers.items()},
-                self.folder / HELD_OUT,
+                aside, {name: replace(how, crossfit=False) for name, how in proposers.items()}, self.folder / HELD_OUT
             )
             certificate, policy = self._certified(held_out, policy, split)
         for name, how in proposers.items():
@@ -410,11 +406,7 @@ class _Fit:
         return policy, deployed
 
     def _measured(
-        self,
-        archive: Archive,
-        deployed: Mapping[str, Sequence[Deployed]],
-        policy: Policy,
-        held_out: Archive | None,
+        self, archive: Archive, deployed: Mapping[str, Sequence[Deployed]], policy: Policy, held_out: Archive | None
     ) -> tuple[DeployedMeasures, dict[str, Any]]:
         """Compare the designs on the declared measures, and calibrate the intervals that ``predict`` prints."""
         names = {value: str(name) for value, name in self.backbone.labels.items() if value}
@@ -521,21 +513,10 @@ class _InMemory:
 
 def _check_plan(folder: Path, options: Mapping[str, Any]) -> None:
     """Write the options of a new fit, or refuse a folder that was begun with others."""
-    file = folder / PLAN
-    plain = json.loads(json_text(dict(options)))
-    if file.is_file():
-        there = read_json(file)
-        wrong = [name for name in plain if there.get(name) != plain[name]]
-        if wrong:
-            raise Mismatch(
-                f"{folder} was started with another {', '.join(wrong)}; repeat the first options to continue, or "
-                f"choose another folder"
-            )
-        return
     strange = [path.name for path in folder.iterdir() if path.name not in ("lock", "images")]
-    if strange:
+    if strange and not (folder / PLAN).is_file():
         raise BadInput(f"{folder} has {', '.join(sorted(strange)[:3])} and is not a deployment; choose another folder")
-    write_json(file, plain)
+    begin_or_continue(folder / PLAN, options)
 
 
 # ---- the labelled cases ----
@@ -607,9 +588,8 @@ def _given(backbone: Backbone, images: Sequence[Any], labels: Any) -> Iterator[L
         raise BadInput(f"a list of images needs a list of as many labels, got {len(images)} images and {count}")
     for number, (image, label) in enumerate(zip(images, labels, strict=True)):
         if isinstance(image, (str, Path)):
-            path = Path(image)
-            name = path.name.removesuffix(".gz").rpartition(".")[0] or path.name
-            yield Labelled(name, name, CaseFiles(name, (path,), label=Path(label)), Path(label))
+            files = replace(CaseFiles.of(Path(image)), label=Path(label))
+            yield Labelled(files.id, files.id, files, Path(label))
             continue
         case = image if isinstance(image, Case) else Case(f"case-{number:04d}", np.asarray(image))
         mask = np.asarray(label)

@@ -27,8 +27,7 @@ def rimone(tmp_path: Path, picture: Write, photo: NDArray[np.uint8]) -> Path:
         ("normal", "r1_Im001", "test_set"),
         ("normal", "r2_Im001", "test_set"),
     ):
-        for partition in ("partitioned_by_hospital", "partitioned_randomly"):
-            picture(images / partition / part / diagnosis / f"{stem}.png", photo)
+        picture(images / "partitioned_by_hospital" / part / diagnosis / f"{stem}.png", photo)
         picture(truths / diagnosis / f"{stem}-1-Disc-T.png", (LABEL > 0).astype(np.uint8) * 255, "1")
         cup = (LABEL == 2).astype(np.uint8) * 255
         cup[0, 0] = 255  # a speck outside the disc is no cup
@@ -47,12 +46,6 @@ def test_one_stem_in_both_diagnoses_is_two_cases(rimone: Path) -> None:
     assert [member.group for member in cohort.members.values()] == ["HUC", "HUMS+HCSC", "HUMS+HCSC"]
     assert [member.split for member in cohort.members.values()] == ["training", "test", "test"]
     assert recognize(rimone) == "rimone_dl"
-
-
-def test_the_random_partition_says_no_hospital(rimone: Path) -> None:
-    assert {member.group for member in rimone_dl(rimone, partition="randomly").members.values()} == {None}
-    with pytest.raises(BadInput, match="by-hospital or randomly"):
-        rimone_dl(rimone, partition="by-age")
 
 
 def test_a_disc_without_a_cup_is_named(rimone: Path) -> None:

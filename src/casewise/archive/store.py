@@ -367,12 +367,7 @@ class Archive:
 
 
 def create_archive(
-    path: str | Path,
-    *,
-    binding: Binding,
-    steps: int,
-    configuration: Mapping[str, Any] | None = None,
-    ladder: str = "",
+    path: str | Path, *, binding: Binding, steps: int, configuration: Mapping[str, Any] | None = None, ladder: str = ""
 ) -> Archive:
     """Create an archive, or open the existing one if it was made in the same way, so that interrupted runs resume.
 

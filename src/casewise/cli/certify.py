@@ -47,8 +47,7 @@ def certify(
         None, "-o", "--out", help="Folder for certificate.json, .html and the certified policy."
     ),
     ladder: list[str] = typer.Option(
-        [],
-        help="Method to use, if the archive has several; repeat for several; default: that of the policy.",
+        [], help="Method to use, if the archive has several; repeat for several; default: that of the policy."
     ),
     sample_size: bool = typer.Option(
         False, "--sample-size", help="Print how many labelled patients the bound needs; certify nothing."

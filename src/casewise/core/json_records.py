@@ -12,8 +12,9 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from casewise.core.errors import BadInput, in_one_line
-from casewise.core.formats import numbered
+from casewise.core.durable import write_json
+from casewise.core.errors import BadInput, Mismatch, in_one_line
+from casewise.core.formats import json_text, numbered
 
 Record = TypeVar("Record")
 
@@ -32,6 +33,25 @@ def read_json(path: Path, remedy: str = "make it again") -> dict[str, Any]:
     if not isinstance(found, dict):
         raise BadInput(f"{path} should hold a JSON object, got {type(found).__name__}; {remedy}")
     return found
+
+
+def begin_or_continue(file: Path, options: Mapping[str, Any]) -> bool:
+    """Write the options of a run into a file; True if an earlier run with the same options did so.
+
+    Raises:
+        Mismatch: If the earlier run had other options.
+    """
+    plain = json.loads(json_text(options, default=list))
+    if not file.is_file():
+        write_json(file, plain)
+        return False
+    there = read_json(file)
+    if wrong := [name for name in plain if there.get(name) != plain[name]]:
+        raise Mismatch(
+            f"{file.parent} was started with another {', '.join(wrong)}; repeat the first options to continue, or "
+            f"choose another folder"
+        )
+    return True
 
 
 def _check_depth(value: Any, left: int = 64) -> None:

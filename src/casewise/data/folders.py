@@ -128,6 +128,11 @@ class CaseFiles:
         case_id = made_case_id(name)
         return cls(case_id, images, name=None if case_id == name else name)
 
+    @classmethod
+    def of(cls, path: Path) -> CaseFiles:
+        """Make a case of one image file, named after it."""
+        return cls.called(stem_of(path), (path,))
+
     @property
     def leaving(self) -> str | None:
         """Return why these files must not be opened: a link is broken or leaves its folder; else None."""
@@ -142,6 +147,11 @@ class CaseFiles:
         if self.leaving:
             raise UnsafeInput(self.leaving)
         return self
+
+
+def stem_of(path: Path) -> str:
+    """The name without its ending, .nii.gz being one ending."""
+    return path.name[:-7] if path.name.lower().endswith(".nii.gz") else path.stem
 
 
 def list_cases(folder: Path, *, ending: str | None = None, links: bool = False) -> tuple[CaseFiles, ...]:

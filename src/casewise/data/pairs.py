@@ -20,9 +20,8 @@ from casewise.core.errors import BadInput, BadPair, CasewiseError, NotAMask, Uns
 from casewise.core.formats import read_csv, read_npy
 from casewise.core.records import Mask, check_case_id, made_case_id
 from casewise.data.folders import CaseTable, read_table, with_table
-from casewise.data.nifti import read_volume, whole_numbers
-from casewise.data.pictures import ENDINGS as PICTURES
-from casewise.data.pictures import read_label_picture, read_picture
+from casewise.data.nifti import read_label, read_volume, whole_numbers
+from casewise.data.pictures import is_picture, read_label_picture, read_picture
 
 ENDINGS = (".nii.gz", ".nii", ".png", ".npy")
 KINDS = {
@@ -250,11 +249,16 @@ def _nearest(placed: Placed, grid: Placed) -> Mask:
     return found
 
 
+def read_mask(path: Path) -> Mask:
+    """Read the label numbers of a NIfTI file or a picture: (slices, rows, columns) or (rows, columns)."""
+    return read_label_picture(path) if is_picture(path) else read_label(path)
+
+
 def read_image(path: Path) -> NDArray[Any]:
     """Read the image of a pair: grey (slices, rows, columns) or (rows, columns), or (rows, columns, 3)."""
     if path.name.lower().endswith(".npy"):
         return read_npy(path)
-    if path.name.lower().endswith(PICTURES):
+    if is_picture(path):
         return np.ascontiguousarray(np.moveaxis(read_picture(path), 0, -1))
     return read_volume(path).voxels
 

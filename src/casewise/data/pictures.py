@@ -20,6 +20,11 @@ ENDINGS = (".png", ".jpg", ".jpeg", ".bmp")
 MAX_PIXELS = 64 * 2**20
 
 
+def is_picture(path: Path) -> bool:
+    """Return True if a file is named like a picture."""
+    return path.name.lower().endswith(ENDINGS)
+
+
 def read_picture(path: Path, *, max_pixels: int = MAX_PIXELS) -> NDArray[np.uint8]:
     """A color picture as (channel, rows, columns) of uint8, always three channels."""
     return np.ascontiguousarray(np.moveaxis(np.asarray(_opened(path, max_pixels).convert("RGB")), -1, 0))

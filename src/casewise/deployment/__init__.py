@@ -40,6 +40,7 @@ from casewise.core.records import (
     joint_binding,
 )
 from casewise.core.seeds import content_id
+from casewise.data.folders import CaseFiles
 from casewise.guard import check_bound, run_judge
 from casewise.judge.appearance import Appearance, KnownAppearance, appearance_numbers, bound_by_appearance
 from casewise.judge.certificates.certificate import (
@@ -412,11 +413,7 @@ class Deployment:
         if isinstance(image, Case):
             return image
         if isinstance(image, (str, Path)):
-            from casewise.data.folders import CaseFiles
-
-            path = Path(image)
-            name = path.name.removesuffix(".gz").rpartition(".")[0] or path.name
-            return self.backbone.read(CaseFiles(name, (path,))).case
+            return self.backbone.read(CaseFiles.of(Path(image))).case
         return Case(content_id(image), image)
 
     def _guarded(self, case: Case, policy: Policy, deadline: float | None) -> CaseResult:

@@ -6,7 +6,6 @@ with the folds that have no file.
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -24,9 +23,8 @@ from casewise.adapt.backbones import Backbone
 from casewise.adapt.tuned_weights import ENDING, FAILED, FOLDS, FailedFold, TunedFolder, read_tuned_folder
 from casewise.archive.layout import image_sha256, mask_sha256
 from casewise.core.durable import file_sha256, json_sha256, sweep, write_json
-from casewise.core.errors import BadInput, CasewiseError, Mismatch, NotFinite, TooFewCases, in_one_line
-from casewise.core.formats import json_text
-from casewise.core.json_records import from_plain, read_json
+from casewise.core.errors import BadInput, CasewiseError, NotFinite, TooFewCases, in_one_line
+from casewise.core.json_records import begin_or_continue, from_plain, read_json
 from casewise.core.processes import needs_script, spawn
 from casewise.core.records import Case, Mask
 from casewise.core.seeds import seed_of
@@ -146,7 +144,8 @@ def cross_fit(
         "data": json_sha256([_digest(one) for one in (*cases, *labels)]),
         "folds": [{"left_out": out, "trained_on": used} for out, used in zip(dealt, trained, strict=True)],
     }  # fmt: skip
-    _keep_plan(folder, plan)
+    if begin_or_continue(folder / FOLDS, plan):
+        sweep(folder)
     told = on_progress or (lambda fold, update, loss: None)
     jobs = []
     for number, (out, used) in enumerate(zip(dealt, trained, strict=True)):
@@ -165,21 +164,6 @@ def cross_fit(
     else:
         _run(jobs, count, told)
     return _result(folder, dealt)
-
-
-def _keep_plan(folder: Path, plan: Mapping[str, Any]) -> None:
-    """Write which patients train which fold; refuse a folder with another plan."""
-    file = folder / FOLDS
-    if file.is_file():
-        sweep(folder)
-        there, asked = read_json(file), json.loads(json_text(dict(plan), default=list))
-        if wrong := [name for name in asked if there.get(name) != asked[name]]:
-            raise Mismatch(
-                f"{folder.name} holds folds with another {', '.join(wrong)}; repeat the first run's options to "
-                f"continue it, or choose another folder"
-            )
-        return
-    write_json(file, dict(plan))
 
 
 def _result(folder: Path, dealt: tuple[tuple[str, ...], ...]) -> CrossFit:

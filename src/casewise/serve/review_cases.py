@@ -17,17 +17,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
-from scipy import ndimage
 
 from casewise.core.chain import Chain
 from casewise.core.durable import file_sha256
 from casewise.core.errors import BadInput, Mismatch, Refused, UnsafeInput
 from casewise.core.prediction_record import PredictedCase
 from casewise.core.records import FAILED, Action, Mask, check_case_id
-from casewise.data import nifti, pictures
-from casewise.data.folders import CaseFiles
-from casewise.data.pairs import read_image
+from casewise.data.folders import READABLE, CaseFiles
+from casewise.data.nifti import check_header
+from casewise.data.pairs import read_image, read_mask
+from casewise.data.pictures import is_picture
 from casewise.judge.controllers.region_gate import gate_regions
+from casewise.measure.masks import bounding_box
 from casewise.render.mask_pictures import Classes, png_bytes, windowed
 from casewise.run.prediction_folder import Layout, read_entry
 
@@ -103,7 +104,6 @@ def worst_first(cases: Mapping[str, ReviewCase]) -> list[str]:
 
 # ---- the folder ----
 
-ENDINGS = (".nii.gz", ".nii", *pictures.ENDINGS)
 _STATE = re.compile(r"([a-z0-9][a-z0-9_+.-]{0,63}:)?\d{1,6}(~0?\.\d{1,6})?")
 
 
@@ -170,10 +170,10 @@ class Predictions:
         case, layout = self.cases[case_id], self._layout(case_id)
         if not case.has_masks:
             raise BadInput(f"case {case_id} has no output: {case.error}")
-        source, deployed = (_read(self.file_of(case_id, which)) for which in ("m0", "deployed"))
-        adapted = None if state is None else _read(self.file_of(case_id, "adapted", state))
+        source, deployed = (read_mask(self.file_of(case_id, which)) for which in ("m0", "deployed"))
+        adapted = None if state is None else read_mask(self.file_of(case_id, "adapted", state))
         path = layout.mask(case_id)
-        sizes = None if _is_picture(path) else tuple(abs(size) for size in nifti.check_header(path).zooms[:3][::-1])
+        sizes = None if is_picture(path) else tuple(abs(size) for size in check_header(path).zooms[:3][::-1])
         return Masks(source, adapted, deployed, sizes)
 
     def file_of(self, case_id: str, which: str, state: str | None = None) -> Path:
@@ -229,7 +229,7 @@ class Predictions:
         """
         start = f"casewise/candidates/{case_id}/"
         names = [name.removeprefix(start) for name in entry.outputs if name.startswith(start)]
-        stems = {name[: -len(end)].replace("/", ":", 1) for name in names for end in ENDINGS if name.endswith(end)}
+        stems = {name[: -len(end)].replace("/", ":", 1) for name in names for end in READABLE if name.endswith(end)}
         found = sorted((stem for stem in stems if _STATE.fullmatch(stem) and stem != "0"), key=state_order)
         changed = any(name.startswith("casewise/source/") for name in entry.outputs)
         if not changed:
@@ -241,7 +241,7 @@ class Predictions:
         return (DEPLOYED, *found) if composed or state not in found else tuple(found)
 
     def _layout(self, case_id: str) -> Layout:
-        for ending in ENDINGS:
+        for ending in READABLE:
             if f"{case_id}{ending}" in self.entries[case_id].outputs:
                 return Layout(self.path, ending)
         raise BadInput(f"the JSON file of case {case_id} names no mask; run casewise inspect {self.path}")
@@ -257,10 +257,6 @@ class Predictions:
         if not path.is_file() or file_sha256(path) != self.entries[case_id].outputs.get(name):
             raise Refused(f"{name} is missing or was changed after it was written; predict case {case_id} again")
         return path
-
-
-def _read(path: Path) -> Mask:
-    return pictures.read_label_picture(path) if _is_picture(path) else nifti.read_label(path)
 
 
 def _name(state: str, entry: PredictedCase) -> str:
@@ -279,11 +275,7 @@ def _finite(value: Any) -> float | None:
 
 def ending_of(path: Path) -> str:
     """Return the ending of an image or mask file, such as ``.nii.gz``."""
-    return next((end for end in ENDINGS if path.name.lower().endswith(end)), path.suffix)
-
-
-def _is_picture(path: Path) -> bool:
-    return path.name.lower().endswith(pictures.ENDINGS)
+    return next((end for end in READABLE if path.name.lower().endswith(end)), path.suffix)
 
 
 def _named(plain: Any) -> dict[int, str]:
@@ -373,19 +365,19 @@ class Images:
             raise Mismatch(problem)
         path = self.files[case.id].images[channel]
         image = read_image(path)
-        is_picture = _is_picture(path)
-        space = image.shape[:2] if is_picture else image.shape
+        space = image.shape[:2] if is_picture(path) else image.shape
         if space != masks.source.shape:
             raise Mismatch(f"{path.name} has shape {space}, its mask {masks.source.shape}; give the original images")
-        return image if is_picture else windowed(image, image[_near(masks)] if window == "near" else None)
+        return image if is_picture(path) else windowed(image, image[_near(masks)] if window == "near" else None)
 
 
 def _near(masks: Masks) -> tuple[slice, ...]:
     """The box around the foreground of every mask with a margin; everything where there is no foreground."""
     known = [mask for mask in (masks.source, masks.adapted, masks.deployed) if mask is not None]
-    present = np.logical_or.reduce([mask > 0 for mask in known])
-    boxes = ndimage.find_objects(present.astype(np.uint8)) or [tuple(slice(0, length) for length in present.shape)]
-    return tuple(slice(max(0, part.start - MARGIN), part.stop + MARGIN) for part in boxes[0])
+    present = np.asarray(np.logical_or.reduce([mask > 0 for mask in known]))
+    if not present.any():
+        return (slice(None),) * present.ndim
+    return tuple(slice(max(0, part.start - MARGIN), part.stop + MARGIN) for part in bounding_box(present))
 
 
 def mask_slice(masks: Masks, where: Where) -> bytes:

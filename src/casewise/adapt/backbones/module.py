@@ -30,11 +30,12 @@ from casewise.core.records import Case, Mask
 from casewise.core.registry import Registry, from_address
 from casewise.data import nifti, pictures
 from casewise.data.folders import CaseFiles
+from casewise.data.pairs import read_mask
 
 
 def read_files(files: CaseFiles) -> Reading:
     """Read the channels of a case: NIfTI as (channel, slices, rows, columns), pictures as (channel, rows, columns)."""
-    if _is_picture(files.images[0]):
+    if pictures.is_picture(files.images[0]):
         channels = [pictures.read_picture(path) for path in files.images]
         return Reading(_case(files, np.concatenate(channels), None), None)
     volumes = [nifti.read_volume(path) for path in files.images]
@@ -62,7 +63,7 @@ class FileBackbone:
 
     def read_label(self, path: Path) -> Mask:
         """Read a label as (slices, rows, columns) or (rows, columns)."""
-        return pictures.read_label_picture(path) if _is_picture(path) else nifti.read_label(path)
+        return read_mask(path)
 
     def write(self, mask: Mask, reading: Reading, path: Path) -> None:
         """Write a mask as NIfTI with the geometry of the image, or as PNG of label numbers."""
@@ -70,10 +71,6 @@ class FileBackbone:
             pictures.write_label_picture(path, mask)
         else:
             nifti.write_mask(path, mask.reshape(reading.place.shape[::-1]), reading.place)
-
-
-def _is_picture(path: Path) -> bool:
-    return path.name.lower().endswith(pictures.ENDINGS)
 
 
 def zscore(image: NDArray[Any]) -> NDArray[Any]:

@@ -434,7 +434,7 @@ def _gate(paths: Sequence[Path]) -> None:
     for path in paths:
         if nifti.is_volume(path):
             nifti.check_header(path)
-        elif path.name.lower().endswith(pictures.ENDINGS):
+        elif pictures.is_picture(path):
             pictures.check_picture(path)
 
 

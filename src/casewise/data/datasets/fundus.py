@@ -17,7 +17,7 @@ from casewise.data.splits import Cohort
 
 CLASSES = ("background", "disc rim", "cup")
 IMAGES, TRUTHS = "RIM-ONE_DL_images", "RIM-ONE_DL_reference_segmentations"
-PARTITIONS = {"by-hospital": "partitioned_by_hospital", "randomly": "partitioned_randomly"}
+PARTITION = "partitioned_by_hospital"
 SETS = {"training_set": "training", "test_set": "test"}
 HOSPITALS = {"training": "HUC", "test": "HUMS+HCSC"}
 NOTICE = "Patients are not published: two eyes of one patient may count as two. Research and education only."
@@ -25,27 +25,23 @@ NOTICE = "Patients are not published: two eyes of one patient may count as two. 
 
 def is_rimone_dl(root: Path) -> bool:
     """Return True if a folder holds the images of RIM-ONE DL."""
-    return any((root / IMAGES / name).is_dir() for name in PARTITIONS.values())
+    return (root / IMAGES / PARTITION).is_dir()
 
 
-def rimone_dl(root: Path, *, partition: str = "by-hospital") -> Cohort:
-    """Return the images of one partition as ``diagnosis_stem``; the group is the hospital, if it is stated."""
-    if partition not in PARTITIONS:
-        raise BadInput(f"the partition of RIM-ONE DL must be {' or '.join(PARTITIONS)}, got {partition!r}")
-    folder = root / IMAGES / PARTITIONS[partition]
-    if not folder.is_dir():
-        raise BadInput(f"{root} is not RIM-ONE DL or lacks this partition: expected {IMAGES}/{PARTITIONS[partition]}")
-    found = [case for name in SETS for case in _set(root, folder / name, by_hospital=partition == "by-hospital")]
+def rimone_dl(root: Path) -> Cohort:
+    """Return the images of the partition by hospital as ``diagnosis_stem``; the group is the hospital."""
+    if not is_rimone_dl(root):
+        raise BadInput(f"{root} is not RIM-ONE DL, or lacks its partition by hospital: expected {IMAGES}/{PARTITION}")
+    found = [case for name in SETS for case in _set(root, root / IMAGES / PARTITION / name)]
     return cohort_of("rimone_dl", root, found, label=_label, classes=CLASSES, notice=NOTICE)
 
 
-def _set(root: Path, folder: Path, *, by_hospital: bool) -> Iterator[LocatedCase]:
+def _set(root: Path, folder: Path) -> Iterator[LocatedCase]:
     split = SETS[folder.name]
     for image in visible(folder.glob("*/*.png")):
         diagnosis = image.parent.name
         labels = _pair(root / TRUTHS / diagnosis, image.stem)
-        hospital = HOSPITALS[split] if by_hospital else None
-        yield LocatedCase(safe_id(diagnosis, image.stem), (image,), labels, hospital, None, split)
+        yield LocatedCase(safe_id(diagnosis, image.stem), (image,), labels, HOSPITALS[split], None, split)
 
 
 def _pair(folder: Path, stem: str) -> tuple[Path, ...]:

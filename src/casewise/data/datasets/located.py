@@ -162,11 +162,6 @@ def table_rows(path: Path) -> list[dict[str, str]]:
         return []
 
 
-def stem_of(path: Path) -> str:
-    """The name without its ending, .nii.gz being one ending."""
-    return path.name[:-7] if path.name.lower().endswith(".nii.gz") else path.stem
-
-
 def only_folder(root: Path, holds: Callable[[Path], bool]) -> Path | None:
     """Return the folder, or its only matching child, because archives often unpack one level deeper."""
     if not root.is_dir():

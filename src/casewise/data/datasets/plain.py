@@ -19,15 +19,7 @@ from PIL import Image
 
 from casewise.core.errors import BadInput
 from casewise.core.records import Mask
-from casewise.data.datasets.located import (
-    LocatedCase,
-    cohort_of,
-    files_of,
-    safe_id,
-    visible,
-    volume_of,
-    whole_label,
-)
+from casewise.data.datasets.located import LocatedCase, cohort_of, files_of, safe_id, visible, volume_of, whole_label
 from casewise.data.folders import (
     NAME,
     READABLE,

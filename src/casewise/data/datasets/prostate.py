@@ -16,17 +16,17 @@ from casewise.data.datasets.located import (
     cohort_of,
     only_folder,
     safe_id,
-    stem_of,
     table_rows,
     visible,
     whole_label,
 )
+from casewise.data.folders import stem_of
 from casewise.data.splits import Cohort
 
 TABLES = {"train.csv": "training", "valid.csv": "validation", "test.csv": "test"}
 MODALITIES = ("t2", "adc", "dwi")
 ZONES = ("background", "central gland", "peripheral zone")
-TUMOR = ("background", "tumor")
+LABEL = "t2_anatomy_reader1"  # column of the table
 
 
 def is_prostate158(root: Path) -> bool:
@@ -34,27 +34,21 @@ def is_prostate158(root: Path) -> bool:
     return root.is_dir() and bool(list(_tables(root)))
 
 
-def prostate158(root: Path, *, modalities: str = "t2", target: str = "t2_anatomy", reader: int = 1) -> Cohort:
+def prostate158(root: Path, *, modalities: str = "t2") -> Cohort:
     """Every row of train.csv, valid.csv and test.csv; columns are read by name, paths are relative to their table.
 
     ``modalities`` names the channels in order, with commas, such as adc,dwi; all modalities of a case share one grid.
-    ``target`` is t2_anatomy (1 central gland, 2 peripheral zone), t2_tumor or adc_tumor. Cases that this reader did
-    not annotate (reader 2 is often empty) are unlabelled. Masks stored as floats are rounded and checked.
+    Labels are those of the first reader: 1 central gland, 2 peripheral zone. Masks stored as floats are rounded and
+    checked.
     """
     channels = tuple(modalities.split(","))
     if not set(channels) <= set(MODALITIES):
         raise BadInput(f"the modalities of Prostate158 must be {', '.join(MODALITIES)}, got {modalities!r}")
-    if target not in ("t2_anatomy", "t2_tumor", "adc_tumor") or reader not in (1, 2):
-        raise BadInput(
-            f"target must be t2_anatomy, t2_tumor or adc_tumor and reader 1 or 2, got {target!r} and {reader}"
-        )
     tables = list(_tables(root))
     if not tables:
         raise BadInput(f"{root} is not Prostate158: expected train.csv, valid.csv or test.csv with the column t2")
-    column = f"{target}_reader{reader}"
-    found = [case for table, rows in tables for case in _cases(table, rows, channels, column)]
-    label, classes = (_zones, ZONES) if target == "t2_anatomy" else (_tumor, TUMOR)
-    return cohort_of("prostate158", root, found, label=label, classes=classes, facts={"label": column})
+    found = [case for table, rows in tables for case in _cases(table, rows, channels)]
+    return cohort_of("prostate158", root, found, label=_zones, classes=ZONES, facts={"label": LABEL})
 
 
 def _tables(root: Path) -> Iterator[tuple[Path, list[dict[str, str]]]]:
@@ -64,10 +58,10 @@ def _tables(root: Path) -> Iterator[tuple[Path, list[dict[str, str]]]]:
                 yield path, rows
 
 
-def _cases(table: Path, rows: list[dict[str, str]], modalities: tuple[str, ...], column: str) -> Iterator[LocatedCase]:
+def _cases(table: Path, rows: list[dict[str, str]], modalities: tuple[str, ...]) -> Iterator[LocatedCase]:
     for row in rows:
         images = tuple(_file(table, row.get(name, ""), row["id"], name) for name in modalities)
-        labels = (_file(table, row[column], row["id"], column),) if row.get(column) else ()
+        labels = (_file(table, row[LABEL], row["id"], LABEL),) if row.get(LABEL) else ()
         case_id = safe_id("P158", row["id"].split(".")[0].zfill(3))
         yield LocatedCase(case_id, images, labels, "prostate158", case_id, TABLES[table.name])
 
@@ -83,10 +77,6 @@ def _file(table: Path, name: str, row: str, column: str) -> Path:
 
 def _zones(found: LocatedCase) -> Mask:
     return check_values(whole_label(found.labels[0]), 2, found.id)
-
-
-def _tumor(found: LocatedCase) -> Mask:
-    return (whole_label(found.labels[0]) > 0).astype(np.uint8)
 
 
 SITES = ("RUNMC", "BMC", "I2CVB", "UCL", "BIDMC", "HK")

@@ -99,11 +99,7 @@ def warn_if_degenerate(coordinate: str, values: Floats, cut_low: float, cut_high
 
 
 def stability(
-    values: Floats,
-    convention: str = "medical",
-    *,
-    clusters: Sequence[Hashable] | None = None,
-    resamples: int = 5000,
+    values: Floats, convention: str = "medical", *, clusters: Sequence[Hashable] | None = None, resamples: int = 5000
 ) -> dict[str, Any]:
     """Percentile intervals of both cuts, and the share of cases that change bucket: median and 97.5th percentile.
 

@@ -251,11 +251,7 @@ def _details(asked: Promise, kind: str) -> dict[str, Any]:
 
 
 def _reliability(
-    policy: Policy,
-    asked: Promise,
-    evidence: Evidence,
-    tables: Sequence[LossTable],
-    evaluation: Archive | None,
+    policy: Policy, asked: Promise, evidence: Evidence, tables: Sequence[LossTable], evaluation: Archive | None
 ) -> dict[str, Any]:
     if asked.delta is not None:
         return {}

@@ -12,7 +12,7 @@ from casewise.core.errors import BadInput, CasewiseError, Mismatch
 from casewise.core.records import SOURCE, Mask, State
 from casewise.data.folders import CaseFiles
 from casewise.data.pairs import read_image
-from casewise.data.pictures import ENDINGS
+from casewise.data.pictures import is_picture
 from casewise.judge.controllers.depth import TauStop
 from casewise.render.ink import Picture
 from casewise.render.mask_pictures import (
@@ -209,11 +209,10 @@ def input_plane(images: Images, case_id: str, shape: tuple[int, ...], index: int
         raise BadInput(f"the image folder has no case {case_id}; name the files as in the recording")
     path = images[case_id].images[0]
     image = read_image(path)
-    is_picture = path.name.lower().endswith(ENDINGS)
-    space = image.shape[:2] if is_picture else image.shape
+    space = image.shape[:2] if is_picture(path) else image.shape
     if [length for length in space if length > 1] != [length for length in shape if length > 1]:
         raise Mismatch(f"{path.name} has shape {space}, its mask {shape}; give the images that were recorded")
-    if is_picture:
+    if is_picture(path):
         return image
     volume = image.reshape(shape)  # a volume of one slice lies where a picture lies
     return windowed(volume if index is None else volume[index])
