@@ -1,4 +1,4 @@
-"""No knob is dropped on the way: each field of an adaptation, a model and a deployment reaches what it is for.
+"""Every field of an adaptation, a model and a deployment has an effect.
 
 Every way in is tried: ``guard``, ``Deployment.segment`` and ``.record``, the work of ``predict`` and ``record`` after a
 journey between processes, the service, and the command line.
@@ -134,14 +134,14 @@ Way = Callable[[Adaptation, Case, Path, Path], Any]
 WAYS: list[Way] = [by_guard, by_predict, by_record, by_predict_work, by_record_work, by_service]
 
 
-def test_every_knob_has_another_value_here() -> None:
+def test_every_field_has_another_value_here() -> None:
     assert set(OTHER) == {field.name for field in fields(Adaptation)}
     assert all(value != getattr(PLAIN, name) for name, value in OTHER.items())
 
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", [name for name in OTHER if name != "reset"])  # tests/adapt/test_stream.py
-def test_each_knob_of_an_adaptation_reaches_the_episode(
+def test_each_field_of_an_adaptation_reaches_the_episode(
     name: str, way: Way, arrived: list[Adaptation], case: Case, scan: Path, tmp_path: Path
 ) -> None:
     how = replace(PLAIN, **{name: OTHER[name]}, **NEEDS.get(name, {}))
@@ -150,8 +150,8 @@ def test_each_knob_of_an_adaptation_reaches_the_episode(
     assert getattr(arrived[0], name) == OTHER[name]
 
 
-def test_an_episode_reads_every_knob(case: Case) -> None:
-    """A field that nothing reads is a knob that does nothing."""
+def test_an_episode_reads_every_field(case: Case) -> None:
+    """A field that nothing reads would have no effect."""
     read: set[str] = set()
 
     class Watched(Adaptation):
@@ -176,7 +176,7 @@ def test_an_episode_reads_every_knob(case: Case) -> None:
         "merge": ("disc=rim+cup",),
     }.items(),
 )  # fmt: skip
-def test_each_knob_of_a_model_reaches_the_loader(name: str, value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_field_of_a_model_reaches_the_loader(name: str, value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
     monkeypatch.setattr(model_module, "load_backbone", lambda *spec, **options: (spec, options))
     monkeypatch.setattr(model_module, "merged", lambda backbone, lines: seen.append((backbone, lines)))
@@ -189,8 +189,8 @@ def test_each_knob_of_a_model_reaches_the_loader(name: str, value: Any, monkeypa
     assert seen[0] != seen[1], f"{name} is dropped on the way to the loader"
 
 
-def test_the_list_of_model_knobs_is_complete() -> None:
-    listed = test_each_knob_of_a_model_reaches_the_loader.pytestmark[0].args[1]  # type: ignore[attr-defined]
+def test_the_list_of_model_fields_is_complete() -> None:
+    listed = test_each_field_of_a_model_reaches_the_loader.pytestmark[0].args[1]  # type: ignore[attr-defined]
     assert {name for name, _ in listed} == {field.name for field in fields(Model)}
 
 
@@ -296,8 +296,8 @@ def test_both_words_of_a_pair_of_flags_mean_in_a_file_what_they_say(
 
 def test_every_option_of_an_adaptation_is_tried() -> None:
     assert set(TYPED) | set(OF_VIEWS) | ELSEWHERE == {field.name for field in fields(AdaptationOptions)}
-    knobs = {field.name for field in fields(AdaptationOptions)}
-    assert knobs <= {field.name for field in fields(Adaptation)}
+    taken = {field.name for field in fields(AdaptationOptions)}
+    assert taken <= {field.name for field in fields(Adaptation)}
 
 
 @pytest.mark.parametrize(
@@ -459,7 +459,7 @@ def test_a_network_that_was_left_in_training_mode_predicts_as_in_evaluation_mode
     assert network.training
 
 
-def test_an_episode_of_a_backbone_says_what_takes_one() -> None:
+def test_run_episode_refuses_a_backbone_and_names_guard() -> None:
     with pytest.raises(BadInput, match="guard takes both"):
         run_episode(MODEL.load(), np.zeros((1, 1, 32, 32)), "views:light")
 

@@ -261,7 +261,7 @@ def promised(tmp_path_factory):
     )  # fmt: skip
 
 
-def test_a_promise_is_issued_on_patients_who_taught_nothing(promised):
+def test_a_promise_is_issued_on_patients_who_took_no_part_in_learning(promised):
     folder = promised.folder
     learned, aside = (set(json.loads((folder / name / "manifest.json").read_text())["cases"]) for name in FOLDERS)
     assert (len(learned), len(aside)) == (10, 4)

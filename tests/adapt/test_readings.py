@@ -304,7 +304,7 @@ def test_slices_are_read_in_parts(normed, case):
     assert shares_of(normed, case, "gamma(1.1),gamma(1.2)", max_slices=2)[1] == [2, 1, 2, 1]
 
 
-def test_who_stops_early_has_the_numbers_of_who_reads_all(normed, case):
+def test_a_run_that_stops_early_has_the_numbers_of_a_full_run(normed, case):
     how, ready = of_views("random(4)", min_area=1), normed.prepare(case)
     whole = readings_of(normed, ready, case, how)
     with proposer_of(how).propose(PreparedCase(case, ready), normed) as episode:

@@ -42,7 +42,7 @@ def everything(network):
 
 
 @pytest.mark.parametrize("error", [None, ValueError, KeyboardInterrupt])
-def test_a_vandalized_network_comes_back_whole(make_unet, error):
+def test_a_changed_network_is_restored_completely(make_unet, error):
     network = make_unet(nn.BatchNorm2d)
     network.bottom.requires_grad_(False)
     before = everything(network)

@@ -148,7 +148,7 @@ def test_parts_at_the_same_time_lose_no_case(tmp_path: Path) -> None:
     assert not list((tmp_path / "out").rglob(f"{TEMPORARY}*"))
 
 
-def test_a_held_file_is_one_process_s_alone(tmp_path: Path) -> None:
+def test_a_locked_file_belongs_to_one_process(tmp_path: Path) -> None:
     with file_lock(tmp_path / "lock") as own:
         assert own is not None
         with file_lock(tmp_path / "lock", wait=False) as other:

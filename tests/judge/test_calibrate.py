@@ -396,7 +396,7 @@ def test_the_floor_counts_patients(archive):
     assert found["conformal"]["floor"] == 1 / 10
 
 
-def test_quotas_that_do_not_travel_are_noticed(tmp_path):
+def test_bucket_shares_unlike_calibration_are_noticed(tmp_path):
     calm = synthetic_archive(tmp_path / "a", cases=40, harmful=0.5)
     wild = synthetic_archive(tmp_path / "b", cases=40, harmful=1.0, prefix="new", split="evaluation", seed=3)
     same = synthetic_archive(tmp_path / "c", cases=40, harmful=0.5, prefix="new", split="evaluation", seed=4)

@@ -196,7 +196,7 @@ def test_pieces_are_components_of_one_class_pair():
     assert len(pieces_of(source, source).sizes) == 0
 
 
-def test_what_a_merge_is_worth_said_twice(archive, setting, known):
+def test_the_gain_of_a_merge_agrees_with_a_second_computation(archive, setting, known):
     """Counts of pieces against Dice of the mask itself, for random sets of pieces."""
     rng = np.random.default_rng(0)
     for one in known[:6]:
@@ -232,7 +232,7 @@ def test_a_controller_on_a_named_ladder_decides_the_same(tmp_path, archive, sett
             assert one.state_hash == two.state_hash
 
 
-def test_no_cluster_is_torn_apart():
+def test_no_cluster_is_divided():
     clusters = [f"c{k // 3}" for k in range(60)]
     seen = []
     for inside, out in folds(clusters):
@@ -338,7 +338,7 @@ def test_three_patients_cannot_show_a_gain_and_the_reason_says_so():
     assert "no interval is given" in five.nested.sentence()
 
 
-def test_all_sign_patterns_said_twice():
+def test_all_sign_patterns_agree_with_a_second_computation():
     """With few patients the p-value is a count over all 2^n patterns."""
     rng = np.random.default_rng(0)
     gains, clusters = rng.normal(0.3, 1, (8, 3)), list("aabbccdd")
@@ -390,7 +390,7 @@ def test_a_policy_that_keeps_m0_says_so(tmp_path):
     assert any("merge keeps M0 for every case" in line for line in made.preflight["concerns"])
 
 
-def test_the_allowed_harm_reaches_the_anchor_of_choose(archive, monkeypatch):
+def test_allowed_hurt_limits_the_anchor_of_choose(archive, monkeypatch):
     strict, lax = (calibrate(archive, "choose", allowed_hurt=share) for share in (0.0, 1.0))
     assert strict.options["anchor"] == "0"  # every candidate hurts somebody by more than a point
     assert lax.options["anchor"] != "0"
@@ -400,7 +400,7 @@ def test_the_allowed_harm_reaches_the_anchor_of_choose(archive, monkeypatch):
     assert set(asked) == {0.25}  # in every fold
 
 
-def test_the_mean_and_its_bounds_said_twice():
+def test_the_mean_and_its_bounds_agree_with_a_second_computation():
     values, clusters = np.array([0.1, 0.2, -0.1, 0.4]), ["a", "b", "c", "d"]
     mean, low, high = mean_low(values, clusters, level=0.9)
     error = values.std(ddof=1) / 2 * 1.6377443  # t of three degrees of freedom
@@ -587,7 +587,7 @@ def test_signals_of_disagreement_leave_the_recorded_ones_alone(archive):
     assert set(candidate_signals(shown)) == set(candidate_masks(archive, case_id))
 
 
-def test_merge_refuses_to_be_half_fitted():
+def test_merge_and_choose_need_their_weights():
     with pytest.raises(BadInput, match="merge needs 6 weights, got 0; calibrate it"):
         Merge(steps=3, consensus="3")
     with pytest.raises(BadInput, match="choose needs 3 weights, got 0; run casewise calibrate"):
@@ -611,7 +611,7 @@ def test_where_nobody_draws_anything_m0_stays_and_its_quality_is_unknown():
     assert "its quality cannot be estimated" in verdict.reason
 
 
-def test_most_masks_being_empty_an_empty_one_lies_in_the_middle():
+def test_if_most_masks_are_empty_an_empty_one_is_chosen():
     seen, masks = one_row(NOTHING, NOTHING, A, NOTHING)
     for rule in ("agreement", "medoid"):
         controller = AgreementRule(steps=3, consensus="3", rule=rule)
@@ -619,7 +619,7 @@ def test_most_masks_being_empty_an_empty_one_lies_in_the_middle():
         assert masks[verdict.state].tolist() == [NOTHING]
 
 
-def test_a_signal_that_does_not_carry_gives_a_bound_for_all_cases_with_a_label():
+def test_a_signal_that_predicts_nothing_gives_a_bound_for_all_labelled_cases():
     """A case on which nobody draws anything has no agreement; without a signal it counts like any other."""
     from casewise.judge.calibration.quality import fit_quality
 
@@ -660,7 +660,7 @@ def test_designs_are_scored_by_the_metric_of_the_archive(tmp_path, monkeypatch):
             )
 
 
-def test_what_a_label_leaves_open_is_left_open_by_default_in_driving_scenes(tmp_path):
+def test_ignored_voxels_are_left_out_by_default_in_driving_scenes(tmp_path):
     """The void of driving labels is 255 unless an archive says otherwise; pieces there are neither right nor wrong."""
     made = views_archive(tmp_path / "void", cases=4, metric="miou", void=6)
     own = setting_of(made)
@@ -670,7 +670,7 @@ def test_what_a_label_leaves_open_is_left_open_by_default_in_driving_scenes(tmp_
         assert edit.metric_of(np.ones(len(edit.features), bool)) == pytest.approx(one.metric[state_of(own.consensus)])
 
 
-def test_the_best_of_many_settings_pays_for_having_been_picked():
+def test_the_best_of_many_settings_is_corrected_for_the_choice():
     """Gains of pure noise: often one of 21 columns looks sure by itself, seldom by the test that knows all of them."""
     clusters, alone, together = [str(k // 2) for k in range(40)], 0, 0
     for seed in range(100):

@@ -128,7 +128,7 @@ def test_the_test_is_chosen_without_looking_at_a_loss(site):
         assert certify_router(site.archive, site.policy, asked)[0].details["p_value"] == kind
 
 
-def test_two_risks_at_once_are_c8_and_never_looser_than_one(site):
+def test_two_risks_at_once_are_never_looser_than_one(site):
     one, _ = certify_router(site.archive, site.policy, Promise(("ha",), (0.4,), delta=0.1))
     both, _ = certify_router(site.archive, site.policy, Promise(("ha", "dice"), (0.4, 0.4), delta=0.1))
     assert both.kind == "T8"
@@ -332,7 +332,7 @@ def test_no_labelled_case_is_left_out_of_a_loss(tmp_path, loss):
     assert found.deployed["before"][loss] > 0  # what study finds on the same cases is what the certificate saw
 
 
-def test_harm_may_be_asked_beyond_a_margin(site):
+def test_harm_can_be_counted_beyond_a_margin(site):
     plain, wide = (router_evidence(site.archive, site.policy, margin=margin) for margin in (0.0, 0.03))
     lost = -np.minimum(plain.low["gain"], 0)
     assert wide.low["harmed"].tolist() == (lost > 0.03).astype(float).tolist()

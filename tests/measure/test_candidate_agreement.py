@@ -89,7 +89,7 @@ stacks = hnp.arrays(
 
 
 @given(stacks)
-def test_pairwise_dice_said_twice(masks: np.ndarray) -> None:
+def test_pairwise_dice_agrees_with_a_second_computation(masks: np.ndarray) -> None:
     found = candidates_of(list(masks))
     for i, j in itertools.product(range(len(masks)), repeat=2):
         assert found.dice[i, j] == pytest.approx(said_again(masks[i], masks[j]))
@@ -140,6 +140,6 @@ def test_weighted_agreement_is_the_mean_pair_times_the_certainty_of_the_votes() 
     assert same.signals()[0]["weighted_agreement"] == same.certainty == 1.0
 
 
-def test_a_consensus_without_a_vote_changes_no_certainty() -> None:
+def test_a_consensus_without_a_vote_does_not_change_the_certainty() -> None:
     masks = [SMALL, GROWN, APART]
     assert candidates_of([*masks, GROWN], voters=(0, 1, 2)).certainty == candidates_of(masks).certainty

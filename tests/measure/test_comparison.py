@@ -217,7 +217,7 @@ def holes_by_scipy(mask: np.ndarray, label: int) -> list[np.ndarray]:
 
 @pytest.mark.parametrize("shape", [(24, 33), (6, 15, 17)])
 @pytest.mark.parametrize("seed", range(4))
-def test_everything_agrees_with_a_plain_statement_on_the_whole_volume(seed, shape):
+def test_everything_agrees_with_a_plain_computation_on_the_whole_volume(seed, shape):
     old, new, label = crumbs(seed, shape)
     spacing = (3.0, 1.0, 0.7)[-len(shape) :]
     found = comparison(old, new, label, spacing_mm=spacing, surfaces="all", min_area=4)

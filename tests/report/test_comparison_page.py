@@ -161,7 +161,7 @@ def test_pictures_show_what_was_removed_and_what_is_wrong_now():
 
 
 @pytest.mark.parametrize("image", [None, np.zeros((3, 3)), np.zeros((28, 32, 3), np.uint8)])
-def test_pictures_of_planes_bear_any_image(image):
+def test_pictures_of_planes_work_with_any_image(image):
     old, new = heart()[2], planted("hole", heart())[2]
     assert len(case_pictures(old, new, old, image)) == (5 if image is None else 6)
 

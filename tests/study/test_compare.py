@@ -326,7 +326,7 @@ def test_a_case_that_broke_is_compared_again(tmp_path, monkeypatch):
     assert engine.given == ["h00", "h01"]
 
 
-def test_a_folder_is_one_comparison_s_at_a_time(tmp_path):
+def test_one_comparison_at_a_time_writes_to_a_folder(tmp_path):
     said = r"another casewise compare writes into .*out; wait until it ends"
     with alone(tmp_path / "out"), pytest.raises(Refused, match=said):
         alone(tmp_path / "out").__enter__()

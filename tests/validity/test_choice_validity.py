@@ -83,7 +83,7 @@ def allowed(repetitions):
     return DELTA + 3 * np.sqrt(DELTA * (1 - DELTA) / repetitions)
 
 
-def test_the_choice_of_a_design_is_paid_for():
+def test_the_choice_of_a_design_is_corrected_for():
     share, some = violated(60, 40)
     assert share <= allowed(40)
     assert some > 0.5
@@ -92,7 +92,7 @@ def test_the_choice_of_a_design_is_paid_for():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("patients", [12, 25, 60, 150])
-def test_the_choice_of_a_design_is_paid_for_everywhere(patients):
+def test_the_choice_of_a_design_is_corrected_for_everywhere(patients):
     assert violated(patients, 2000)[0] <= allowed(2000)
 
 
