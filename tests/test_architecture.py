@@ -1,4 +1,4 @@
-"""Imports point one way, torch stays in its half, and labels stay behind the wall: one test for each rule.
+"""Imports point one way, torch stays in its half, and code that decides cannot reach labels: one test for each rule.
 
 Imports are read from the syntax trees: lazy ones, ``importlib.import_module("name")`` and addresses such as
 ``"casewise.run.ray:RayEngine"`` too. Rules about torch and labels follow them through every module on the way.
@@ -211,7 +211,7 @@ def test_a_study_is_known_to_analyses_only() -> None:
 
 
 def test_nobody_asks_a_controller_for_its_name() -> None:
-    """What a kind of controller is, it says itself (``about``): ``policy.controller == "router"`` is refused."""
+    """What a kind of controller is, it says itself (``metadata``): ``policy.controller == "router"`` is refused."""
     wrong = [
         f"{module}:{node.lineno}"
         for module, path in MODULES.items()

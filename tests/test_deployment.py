@@ -1,7 +1,7 @@
 """Every field of an adaptation, a model and a deployment has an effect.
 
-Every way in is tried: ``guard``, ``Deployment.segment`` and ``.record``, the work of ``predict`` and ``record`` after a
-journey between processes, the service, and the command line.
+Every entry point is tried: ``guard``, ``Deployment.predict``, the work of ``predict`` and ``record`` in another process,
+the service, and the command line.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The heart, live: adapt step by step, keep only as much as the controller trusts."""
+"""guard: adapt step by step and deploy what the controller chooses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The only loop."""
+"""The loop of updates."""
 
 from __future__ import annotations
 

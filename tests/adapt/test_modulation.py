@@ -1,4 +1,4 @@
-"""Updates that grow careful as the last edit grew risky."""
+"""Updates that are smaller after risky edits."""
 
 from __future__ import annotations
 

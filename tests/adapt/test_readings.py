@@ -1,4 +1,4 @@
-"""Views through a whole network: M0 untouched, the consensus the mean, bad views left out, the network given back."""
+"""Views through a whole network: M0 untouched, the consensus the mean, bad views left out, the network restored."""
 
 from __future__ import annotations
 
@@ -223,7 +223,7 @@ def test_binding_says_what_is_read(backbone):
     assert of_views("light").binding(backbone) != of_views("light", consensus="vote").binding(backbone)
 
 
-# ---- members that are none ----
+# ---- members that cannot be used ----
 
 
 def member_of(monkeypatch, other):
@@ -284,7 +284,7 @@ MANY = "mirror(x),gamma(1.4),scale(1.25),rotate90(2),random(5),blur"
 
 
 def by_hand(backbone, case, views):
-    """The second statement: one view after the other, the network as it is."""
+    """Independent computation: one view after the other, the network as it is."""
     backbone.network.eval()
     pipeline = backbone.prepare(case).pipeline
     return [

@@ -1,4 +1,4 @@
-"""A network on loan comes back exactly as it was found."""
+"""A network is restored exactly as it was."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def streamed(network, how, pictures):
 
 
 def test_tent_over_a_stream_is_tent_that_is_never_reset(unet):
-    """The second statement: the published loop, one Adam over all images, M_k predicted after the update."""
+    """Independent computation: the published loop, one Adam over all images, M_k predicted after the update."""
     pictures, how = images(), Adaptation(Tent(), RATE, steps=2, reset="stream")
     before = fingerprint(unet)
     made = streamed(unet, how, pictures)

@@ -1,4 +1,4 @@
-"""Files that ask for more memory than there is, disks that take no more, and a person who has had enough."""
+"""Files that ask for too much memory, full disks, and a user who presses Ctrl-C."""
 
 from __future__ import annotations
 

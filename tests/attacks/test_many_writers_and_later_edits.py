@@ -1,4 +1,4 @@
-"""Several processes on one output folder, and hands that change it later."""
+"""Several processes write to one output folder, and somebody edits it later."""
 
 from __future__ import annotations
 

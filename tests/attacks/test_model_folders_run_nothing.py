@@ -1,4 +1,4 @@
-"""A model folder from a stranger: no name in it is imported or called, whatever file it stands in."""
+"""A model folder from a stranger: no name in any of its files is imported or called."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ FEW = "views:mirror(x),gamma(1.3),gamma(1.3)+mirror(xy),scale(0.8)"
 def test_unmirrored_views_are_those_of_a_model_without_mirroring_and_m0_keeps_it(
     options: dict[str, Any], model: Any, scans: Path
 ) -> None:
-    """The second statement: M0 from one load of the folder, the views from another, the mean by hand."""
+    """Independent computation: M0 from one load of the folder, the views from another, the mean by hand."""
     folder = str(model(**options))
     mirrored, plain = (load_backbone(folder, mirroring=one, step_size=1.0) for one in (True, False))
     case = mirrored.read(list_cases(scans / "images", ending=mirrored.ending)[0]).case

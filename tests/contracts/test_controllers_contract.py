@@ -1,4 +1,4 @@
-"""What every controller owes: it is data, it is pure, it sees no label, and it pays for no step that it ignores."""
+"""Contract of every controller: frozen data, deterministic, no label, no superfluous step."""
 
 from __future__ import annotations
 

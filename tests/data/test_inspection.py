@@ -1,4 +1,4 @@
-"""What a folder is, and what in it would bite."""
+"""What a folder holds, and which problems it has."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class ShrinkingEdit:
 
 @pytest.fixture
 def registered(monkeypatch):
-    """The one line."""
+    """Add the line to the registry."""
     monkeypatch.setitem(CONTROLLERS, ShrinkingEdit.name, ShrinkingEdit)
 
 

@@ -1,4 +1,4 @@
-"""Choose, merge, flag: what each controller does, live numbers against second statements, and the designs compared."""
+"""Choose, merge and flag: controllers, live numbers against independent computations, and compared designs."""
 
 from __future__ import annotations
 

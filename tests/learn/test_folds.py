@@ -68,7 +68,7 @@ def test_every_patient_gets_weights_that_never_saw_it(tmp_path):
 
 
 def test_a_label_changes_nothing_for_its_own_patient(tmp_path):
-    """The second statement: spoil a patient's labels, and the weights that judge this patient stay bit-identical."""
+    """Independent computation: spoil a patient's labels, and the weights that judge this patient stay bit-identical."""
     cases, labels, patients = cohort(4)
     spoiled = [1 - label if patient == "p2" else label for label, patient in zip(labels, patients, strict=True)]
     honest = cross_fit(TinyModel(), cases, labels, patients, FAST, folder=tmp_path / "a", workers=1).read()

@@ -45,7 +45,7 @@ def candidates(case, folder, objective="tuned", model=None, **more):
 
 
 def predicted(weights, share, case):
-    """The second statement: put the weights in by hand."""
+    """Independent computation: put the weights in by hand."""
     backbone = TinyModel().load()
     with torch.no_grad():
         for name, parameter in backbone.network.named_parameters():

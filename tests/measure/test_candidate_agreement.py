@@ -1,4 +1,4 @@
-"""Signals of disagreement: pictures that a person can check, and everything said twice."""
+"""Signals of disagreement: pictures that a person can check, and independent computations."""
 
 from __future__ import annotations
 

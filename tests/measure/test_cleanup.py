@@ -1,4 +1,4 @@
-"""Cleanup on pictures that a person can check, and on random masks against a slow second statement."""
+"""Cleanup on pictures that a person can check, and on random masks against a slow independent computation."""
 
 from __future__ import annotations
 

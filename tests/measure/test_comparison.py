@@ -1,4 +1,4 @@
-"""New against old on one case: tiny pictures, and second statements with scipy on whole volumes."""
+"""New against old on one case: tiny pictures, and independent computations with scipy on whole volumes."""
 
 from __future__ import annotations
 

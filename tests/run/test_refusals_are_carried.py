@@ -1,4 +1,4 @@
-"""What calibration and the monitors said stands in every output: NO-GO, void certificates, calibration cases."""
+"""Every output shows the warnings of calibration and monitors: NO-GO, void certificates, calibration cases."""
 
 from __future__ import annotations
 

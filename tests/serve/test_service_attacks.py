@@ -1,4 +1,4 @@
-"""Clients that mean no good, and clients that make mistakes: the service goes on answering the others."""
+"""Malicious clients and clients that make mistakes: the service still answers the others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Designs are adopted for nothing seldom, and the gain that is printed is not that of the luckiest design.
+"""Designs without gain are seldom adopted, and the printed gain is not that of the best design by chance.
 
 Worlds without any gain, patients of two scans each, all designs compared. Stated: at most one calibration in ten adopts
 a design. In worlds with skewed losses or rare disasters this cannot be stated: their mean gain is 0, and no test with

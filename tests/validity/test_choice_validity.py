@@ -1,4 +1,4 @@
-"""Certificates for what is chosen among candidates: the choice of a design is paid for, and so are flags.
+"""Certificates for what is chosen among candidates: the bound is corrected for the choice of a design and for flags.
 
 Worlds have ties in the size of the edit, patients with two cases that are alike, and few patients.
 """

@@ -1,4 +1,4 @@
-"""Several designs certified together (T6, T8) in worlds whose risk is known: the choice is paid for.
+"""Several designs certified together (T6, T8) in worlds whose risk is known: the bound is corrected for the choice.
 
 ``best_certified``, the search of ``certify_designs``, makes its own choice; only the archive is replaced by draws.
 """

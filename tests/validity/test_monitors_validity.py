@@ -58,7 +58,7 @@ def test_a_shifted_stream_raises_an_alarm(monitor):
 
 
 def test_a_pool_that_does_not_grow_raises_alarms_on_healthy_streams():
-    # the formula with a fixed pool: p-values share the pool's luck, and the promise is broken
+    # the formula with a fixed pool: the p-values depend on each other, and the promise is broken
     assert not within(fixed_pool_alarms(n=20, length=200, repetitions=100, delta=DELTA), 100)
 
 
@@ -96,7 +96,7 @@ def test_similar_scans_of_a_patient_raise_no_alarm(monitor):
 
 @pytest.mark.parametrize("monitor", ["audit", "exchangeability", "go-live"])
 def test_counting_cases_instead_of_patients_raises_alarms_on_healthy_streams(monitor):
-    # what 0.1 did: at a stated 0.05 it accused .26, .42 and .40 of these streams
+    # monitors that count cases, at a stated 0.05, raised alarms on .26, .42 and .40 of these streams
     share = clustered_alarms(monitor, icc=0.8, each=4, repetitions=200, delta=0.05, counting="cases")
     assert share > 0.15
 

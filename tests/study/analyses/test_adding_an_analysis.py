@@ -30,7 +30,7 @@ def section(study: Study) -> Section:
 
 @pytest.fixture
 def registered(monkeypatch):
-    """The one line."""
+    """Add the line to the registry."""
     listed = Registry("analysis", {**analyses.ANALYSES, "sizes": section})
     monkeypatch.setattr(analyses, "ANALYSES", listed)
 
