@@ -1,7 +1,7 @@
 """Every field of an adaptation, a model and a deployment has an effect.
 
-Every entry point is tried: ``guard``, ``Deployment.predict``, the work of ``predict`` and ``record`` in another process,
-the service, and the command line.
+Every entry point is tried: ``guard``, ``Deployment.predict``, the work of ``predict`` and ``record`` in another
+process, the service, and the command line.
 """
 
 from __future__ import annotations
