@@ -138,7 +138,7 @@ def test_rates_and_what_made_it(unet, slices):
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
 @pytest.mark.parametrize("when", [1, 3])
-def test_an_error_or_an_interrupt_gives_the_network_back(make_unet, slices, error, when):
+def test_the_network_is_restored_after_an_error_or_an_interrupt(make_unet, slices, error, when):
     network = make_unet(nn.BatchNorm2d)
     before, modes = fingerprint(network), [m.training for m in network.modules()]
 

@@ -88,7 +88,7 @@ def test_each_kind_of_consensus_is_what_it_says(backbone, case, kind):
         assert np.array_equal(last[agreed], masks[0][agreed])
 
 
-def test_the_network_comes_back_bit_identical_in_the_mode_that_it_was_in(backbone, case):
+def test_the_network_is_restored_bit_by_bit_in_the_mode_that_it_was_in(backbone, case):
     before = fingerprint(backbone.network)
     assert backbone.network.training
     read(backbone, case, "mirror(x),random(2)")
@@ -313,7 +313,7 @@ def test_a_run_that_stops_early_has_the_numbers_of_a_full_run(normed, case):
         assert np.array_equal(episode.record.masks[1], whole.masks[1])
 
 
-def test_a_bad_view_in_a_batch_costs_the_others_nothing(normed, case, monkeypatch):
+def test_a_bad_view_in_a_batch_does_not_affect_the_others(normed, case, monkeypatch):
     module = types.ModuleType("my_bad_views")
     module.broken = lambda x: x * float("nan")
     module.flat = lambda x: x * 0

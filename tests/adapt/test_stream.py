@@ -113,7 +113,7 @@ def recorded(network, path, pictures, how, engine=None, names=None, other=None):
     return archive, results
 
 
-def test_an_archive_knows_the_order_and_goes_on_after_an_interruption(unet, tmp_path):
+def test_an_archive_knows_the_order_and_continues_after_an_interruption(unet, tmp_path):
     pictures, how = images(), Adaptation("tent", RATE, steps=1, reset="stream", min_area=1)
     before = fingerprint(unet)
     list(recorded(unet, tmp_path / "whole", pictures, how)[1])

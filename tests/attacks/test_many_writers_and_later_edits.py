@@ -172,7 +172,7 @@ def before_the_first_case(monkeypatch: pytest.MonkeyPatch, what: Callable[[], ob
     monkeypatch.setattr(PredictCase, "_predicted", changed)
 
 
-def test_an_image_that_vanishes_costs_its_own_case_and_no_folder_is_told(
+def test_an_image_that_vanishes_affects_only_its_own_case_and_no_folder_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scans(tmp_path, 4)
@@ -206,7 +206,7 @@ def test_an_image_that_changes_while_it_is_read_has_no_mask(tmp_path: Path, monk
     assert entries[0]["error"] == "the image of case c0 was changed while it was read; predict it again"
 
 
-def test_a_label_that_is_damaged_costs_its_own_score_and_no_page(
+def test_a_damaged_label_affects_only_its_own_score_and_no_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scans(tmp_path, 4)

@@ -60,7 +60,7 @@ def test_a_file_never_imports(archive: Path, tmp_path: Path, monkeypatch: pytest
         said("replay", archive, archive)
 
 
-def test_wrong_addresses_are_said_in_a_sentence(archive: Path) -> None:
+def test_wrong_addresses_are_reported_in_a_sentence(archive: Path) -> None:
     with pytest.raises(BadInput, match=r"no controller at 'own_controller:Smal'.*'package.module:Name'"):
         said("replay", archive, "own_controller:Smal")
     with pytest.raises(BadInput, match=r"no controller at 'nowhere:X'"):

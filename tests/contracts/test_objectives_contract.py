@@ -128,7 +128,7 @@ def condition(network):
     )
 
 
-def test_the_network_comes_back_bit_identical(subject, objective):
+def test_the_network_is_restored_bit_by_bit(subject, objective):
     network, (image, _) = subject
     before, found = fingerprint(network), condition(network)
     torch_state, numpy_state, python_state = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()
@@ -163,7 +163,7 @@ def test_a_large_rate_changes_something(subject, objective):
     assert made.signals[2]["entropy"] != made.signals[0]["entropy"]
 
 
-def test_logits_that_are_not_finite_raise_and_the_network_comes_back(subject, objective):
+def test_logits_that_are_not_finite_raise_and_the_network_is_restored(subject, objective):
     network, (image, _) = subject
     before, found = fingerprint(network), condition(network)
     calls = []

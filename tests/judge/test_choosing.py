@@ -765,7 +765,7 @@ def test_candidates_that_agree_far_less_than_those_of_calibration_are_flagged_an
     assert [one.state for one in bound] == [one.state for one in plain]
 
 
-def test_too_few_patients_for_flags_are_said_before_anything_is_computed(tmp_path, monkeypatch):
+def test_too_few_patients_for_flags_are_reported_before_anything_is_computed(tmp_path, monkeypatch):
     views_archive(tmp_path / "a", cases=8)
     monkeypatch.setattr(
         "casewise.judge.calibration.calibrate.fitted_choice", lambda *_, **options: 1 / options["flag_below"]

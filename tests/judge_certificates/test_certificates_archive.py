@@ -270,7 +270,7 @@ def without_scores(archive: Archive, path: Path, lost: Collection[str]) -> Archi
     return made.seal()
 
 
-def test_a_case_without_region_scores_is_rolled_back_and_costs_no_other_its_certificate(site, second, tmp_path):
+def test_a_case_without_region_scores_is_rolled_back_and_the_others_are_certified(site, second, tmp_path):
     lost = gated_cases(second, population="scored")[0][0]
     partly = without_scores(second, tmp_path / "partly", {lost})
     assert len(gated_case(second, lost).scores) > 0

@@ -134,7 +134,7 @@ def test_a_shift_by_a_voxel_keeps_the_volume_and_moves_the_surface():
     assert found.shift_hd95 == pytest.approx(1.5)
 
 
-def test_labels_that_come_and_go_are_said():
+def test_labels_that_come_and_go_are_reported():
     without = np.where(ORGAN == 2, 0, ORGAN).astype(np.uint8)
     assert comparison(ORGAN, without).warnings == ("label 2 is gone",)
     assert comparison(without, ORGAN).warnings == ("label 2 is new",)

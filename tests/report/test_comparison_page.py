@@ -112,7 +112,7 @@ def test_a_verdict_that_cannot_be_had_is_not_called_rejected():
     assert suite.find("testcase/error").get("type") == "undecided"
 
 
-def test_one_patient_is_said_once_and_has_no_interval():
+def test_one_patient_is_reported_once_and_has_no_interval():
     checks = [undecided(reason=f"mean fall: {at}", scope=f"label {at}", patients=1) for at in range(27)]
     (line,) = check_lines({**summary(), "checks": checks})
     assert "one patient is not enough" in line

@@ -379,7 +379,7 @@ def test_a_watch_of_another_policy_that_took_its_place_is_not_written_over(
     assert read_watch(file) == Watch("c2")
 
 
-def test_a_watch_that_cannot_be_written_is_said_and_the_next_case_goes_on(
+def test_a_watch_that_cannot_be_written_is_reported_and_the_next_case_continues(
     serving: Any, scans: Scans, tmp_path: Path
 ) -> None:
     router, file = _watched(tmp_path)

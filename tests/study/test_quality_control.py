@@ -91,7 +91,7 @@ def test_the_bound_of_a_patient_comes_from_the_others(raters):
     assert (other.loc[rest, "quality_low"] <= plain.loc[rest, "quality_low"] + 1e-12).all()
 
 
-def test_one_bad_case_costs_no_other_its_row(raters, tmp_path):
+def test_one_bad_case_affects_no_other_row(raters, tmp_path):
     import shutil
 
     home = tmp_path / "copy"

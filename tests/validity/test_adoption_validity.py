@@ -143,7 +143,7 @@ def test_rare_disasters_are_not_seen_by_any_test_so_nothing_is_promised_about_th
 
 
 @pytest.mark.parametrize("patients", [5, 10, 40])
-def test_new_patients_lose_more_than_any_that_was_seen_as_seldom_as_is_said(patients):
+def test_new_patients_lose_more_than_any_that_was_seen_as_seldom_as_stated(patients):
     """``unseen_sentence``: the share of new patients that lose more than the worst of these, confidence .9."""
     stated = clopper_pearson_upper(0, patients, 0.9)
     assert f"up to {stated:.0%} of new" in unseen_sentence(patients)

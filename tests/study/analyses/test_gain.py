@@ -124,7 +124,7 @@ def test_a_promise_is_void_after_a_no_go_or_with_other_bucket_shares(
     assert promise.section(certified(advised)).lead.startswith(words)
 
 
-def test_the_policy_before_certification_is_promised_nothing(study: Study) -> None:
+def test_a_promise_does_not_hold_for_the_policy_before_certification(study: Study) -> None:
     other = certified(study, policy="another", policy_before=policy_digest(study.policy))
     assert "the certified form of this policy" in answers(other)["promised"]
     assert promise.section(other).lead.startswith("Nothing is promised")
