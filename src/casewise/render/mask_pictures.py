@@ -164,7 +164,7 @@ class Classes:
 
     @property
     def quiet(self) -> Pixels:
-        """Return a color for each label 0 to 255: the Cityscapes color if the class has such a name, else a quiet color."""
+        """Return a color for each label 0 to 255: that of Cityscapes for its class names, else a quiet color."""
         table = _colors()
         if not self.background:
             table[0] = table[254]
