@@ -57,13 +57,12 @@ NNUNET = "nnunet"
 RIVALS = {
     "once": Tuning(),
     "all": Tuning(parameters="all", learning_rate=3e-4),  # a tenth of the rate of norm+head; fixed before any look
-    "close": Tuning(keep_close=4.0),  # close to M0 on the new images, without their labels
     NNUNET: Tuning(parameters="all", optimizer="sgd", learning_rate=1e-2, updates=250),  # nnUNetTrainer's own
 }
 RIVAL_NAMES = {
-    "all": "tuned, all weights", "close": "tuned, kept close to M0 on new images",
+    "all": "tuned, all weights",
     NNUNET: "nnU-Net's own fine-tuning (all weights, SGD 0.01, 250 updates)",
-}  # fmt: skip
+}
 CROPS: Any = {"patch": (256, 512), "batch": 4, "augmentation": "upright"}  # of driving frames, 512 x 1024
 FEWEST = 4  # patients for folds
 CLEANUPS = {"cardiac": "largest(1,2,3)", "fundus": "largest(1,2)", "polyps": "largest(1)", "driving": ""}
@@ -139,25 +138,23 @@ class Question:
             how = self.shortened(RIVALS[name])
             if self.shift.cohort == "driving":
                 how = replace(how, **CROPS)
-            new = self.cases("development") if how.keep_close else []
             if few or name == NNUNET:
-                seconds = self._learn_once(cases, name, how, new)
+                seconds = self._learn_once(cases, name, how)
             else:
                 seconds = cross_fit(
-                    self.shift.model, cases, labels, patients, how, folder=self.home / name, unlabelled=new,
-                    workers=self.jobs, on_progress=_folds_progress(f"{self.shift.name} {name}"),
+                    self.shift.model, cases, labels, patients, how, folder=self.home / name, workers=self.jobs,
+                    on_progress=_folds_progress(f"{self.shift.name} {name}"),
                 ).cpu_seconds  # fmt: skip
             self._note_cost(name, seconds)
             (self.home / name / "done").touch()
 
-    def _learn_once(self, cases: Sequence[CaseFiles], name: str, how: Tuning, new: Sequence[CaseFiles]) -> float:
+    def _learn_once(self, cases: Sequence[CaseFiles], name: str, how: Tuning) -> float:
         """Tune on all labelled cases, without folds; returns CPU seconds."""
         backbone, began = self.shift.model.load(), time.process_time()
         read = [backbone.read(one).case for one in cases]
         labels = [backbone.read_label(one.label) for one in cases if one.label is not None]
-        unlabelled = [backbone.read(one).case for one in new]
         said = _progress_of(f"{self.shift.name} {name}")
-        tuned = tune(backbone, read, labels, how, unlabelled=unlabelled, on_progress=said)
+        tuned = tune(backbone, read, labels, how, on_progress=said)
         (self.home / name).mkdir(parents=True, exist_ok=True)
         tuned.write(self.home / name / "once.safetensors")
         return time.process_time() - began

@@ -34,7 +34,7 @@ from casewise.adapt.backbones import pipeline_of
 from casewise.adapt.backbones.module import Module
 from casewise.adapt.model import Model
 from casewise.adapt.networks import PlainUNet
-from casewise.adapt.tuned_weights import lent_weights
+from casewise.adapt.tuned_weights import temporary_weights
 from casewise.data.folders import CaseFiles, list_cases, with_labels
 from casewise.learn.export import export
 from casewise.learn.tuning import Tuning, tune
@@ -262,7 +262,7 @@ def train_hearts(*, data: Path, out: Path, updates: int = 2000, most: int | None
     how = Tuning(parameters="all", learning_rate=1e-3, updates=updates)
     tuned = tune(model, *zip(*pairs, strict=True), how, on_progress=_said)
     figures = {"before": _held_out_dice(model, held[:most])}
-    with lent_weights(model.network, tuned, 1.0):
+    with temporary_weights(model.network, tuned, 1.0):
         figures["after"] = _held_out_dice(model, held[:most])
     export(model, tuned, out / HEARTS)
     (out / f"{HEARTS}.json").write_text(json.dumps({"updates": updates, **figures}, indent=1) + "\n")

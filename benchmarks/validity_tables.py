@@ -12,7 +12,10 @@ import re
 import sys
 from pathlib import Path
 
+import numpy as np
+
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from worlds.gains import SETTING, TAILS, cohort
 from worlds.risks import (
     SEVERITIES,
     Outcome,
@@ -29,6 +32,9 @@ from worlds.streams import (
     fixed_pool_alarms,
 )
 
+from casewise.judge.calibration.adoption import ALLOWED_HURT
+from casewise.judge.calibration.design_comparison import Fits, compare_designs, nested_gains
+from casewise.judge.calibration.designs import DESIGNS
 from casewise.judge.certificates.certify_router import Promise
 
 DOCUMENT = Path(__file__).parent / "results" / "6-validity.md"
@@ -140,7 +146,43 @@ def monitor_table(repetitions: int, length: int = 200) -> str:
     return "\n".join(rows)
 
 
+def adoption_table(repetitions: int) -> str:
+    """How often `default` adopts a design where none gains, before and after the nested estimate is asked."""
+    fewer = max(repetitions // 10, 1)
+    rows = [
+        f"Here {fewer} repetitions, half of them with 40 patients.",
+        "",
+        "| patients | changes | size | passes every test | nested estimate of these below 0; exactly 0 | adopted "
+        "| mean nested estimate of the adopted |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for tails in TAILS:
+        for spread in (0.005, 0.03):
+            for patients in (5, 8, 10, 20, 40):
+                count = fewer if patients < 40 else max(fewer // 2, 1)
+                found = np.array(nested_of_useless(patients, tails, spread, count))
+                adopted = found[found >= 0]
+                mean = f"{adopted.mean():+.4f}" if len(adopted) else ""
+                below, zero = ((found < 0).mean(), (found == 0).mean()) if len(found) else (0.0, 0.0)
+                rows.append(
+                    f"| {patients} | {tails} | {spread:g} | {len(found) / count:.3f} | {below:.2f}; {zero:.2f} "
+                    f"| {len(adopted) / count:.3f} | {mean} |"
+                )
+    return "\n".join(rows)
+
+
+def nested_of_useless(patients: int, tails: str, spread: float, repetitions: int) -> list[float]:
+    """The nested estimate of every design without gain that passes all tests of the default."""
+    rng, found = np.random.default_rng([patients, len(tails), int(1000 * spread)]), []
+    for _ in range(repetitions):
+        known = cohort(rng, patients, tails=tails, spread=spread)
+        if compare_designs(known, SETTING, DESIGNS, nested=False).chosen != "m0":
+            found.append(nested_gains(Fits(known, SETTING, DESIGNS), ALLOWED_HURT).gain)
+    return found
+
+
 TABLES = {
+    "adoption": adoption_table,
     "router": router_table,
     "gate": gate_rows,
     "grid": grid_table,

@@ -28,7 +28,6 @@ from casewise.adapt.episode import Episode
 from casewise.adapt.model import Model
 from casewise.adapt.networks import PlainUNet
 from casewise.adapt.proposers.live import record_case, run_episode
-from casewise.adapt.views.source import SourceStatistics, source_statistics
 from casewise.cli.options import AdaptationOptions, ModelOptions
 from casewise.core.errors import BadInput, Mismatch, Refused
 from casewise.core.records import Case, Policy, State
@@ -51,7 +50,7 @@ OTHER: dict[str, Any] = {
     "batch_statistics": "batch", "reset": "stream",
     "signals": ("drop",), "shrink": (State(1, 0.5),),
     "keep_parameters": True, "consensus": "vote",
-    "mirrored_views": True, "source_statistics": "statistics.npz", "tuned": "weights",
+    "mirrored_views": True, "tuned": "weights",
     "ensemble": True, "crossfit": True,
 }  # fmt: skip
 NEEDS = {"modulation": {"statistics": OTHER["statistics"]}}
@@ -205,7 +204,6 @@ TYPED = {
 }  # fmt: skip
 OF_VIEWS = {
     "consensus": (["--set", "consensus=vote"], "vote"), "mirrored_views": (["--set", "mirrored-views=true"], True),
-    "source_statistics": (["--set", "source-statistics=statistics.json"], "statistics.json"),
 }  # fmt: skip
 ELSEWHERE = {"modulation", "statistics"}  # need an archive: tests/run/test_record_folder.py, tests/cli
 
@@ -260,13 +258,7 @@ def test_each_option_of_the_command_line_reaches_the_adaptation(name: str, stopp
 
 
 @pytest.mark.parametrize("name", OF_VIEWS)
-def test_each_option_of_views_reaches_views_and_is_refused_by_updates(
-    name: str, stopped: None, scan: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(scan.parent)
-    monkeypatch.setattr(SourceStatistics, "check", lambda *_: None)  # whose they are is asked elsewhere
-    known = source_statistics([torch.rand(1, 1, 8, 8)], model="any", loader="any")
-    Path("statistics.json").write_text(known.as_json())
+def test_each_option_of_views_reaches_views_and_is_refused_by_updates(name: str, stopped: None, scan: Path) -> None:
     (words, value), views = OF_VIEWS[name], ["--set", "objective=views:gamma(1.4)"]
     assert getattr(recorded([*views, *words], scan), name) == value
     assert getattr(recorded(views, scan), name) == getattr(Adaptation(), name)

@@ -19,7 +19,7 @@ import casewise
 from casewise.adapt.networks import phantom_cardiac
 from casewise.adapt.snapshot import fingerprint
 from casewise.core.durable import file_lock
-from casewise.core.errors import BadInput, Mismatch, Refused, TooFewCases, UnsafeInput
+from casewise.core.errors import BadInput, Mismatch, Refused, TooFewCases, UnknownName, UnsafeInput
 from casewise.data.phantom import cardiac_cohort
 from casewise.deployment.saved import DEPLOYMENT, is_deployment
 from casewise.fit import labelled_cases
@@ -186,6 +186,13 @@ def test_a_label_that_lies_elsewhere_is_refused_before_anything_is_learned(tmp_p
     with pytest.raises(BadInput, match="50"):
         casewise.fit(phantom_cardiac(), tmp_path / "images", tmp_path / "labels", out=tmp_path / "out", jobs=1)
     assert not (tmp_path / "out" / "tuned").exists()
+
+
+@pytest.mark.parametrize("wrong", [{"views": "mr"}, {"views": "mri", "propose": ["views:mr"]}])
+def test_a_wrong_name_of_views_is_refused_before_anything_is_learned(wrong, tmp_path):
+    with pytest.raises(UnknownName, match="Did you mean 'mri'"):
+        casewise.fit(phantom_cardiac(), *hearts(6), out=tmp_path / "out", jobs=1, **wrong)
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_link_that_leaves_its_folder_is_refused_before_anything_is_learned(tmp_path):

@@ -143,7 +143,7 @@ def test_one_command_goes_from_data_to_the_last_table(tmp_path):
         assert f"### {shift}: 5 new cases of 5 patients, 5 labelled ones of 5" in pages["0-question"]
     for row in ("leave the model alone (M0)", "`views-photo`, consensus", "TENT for every case", "tuned, norm + head",
                 "average of tuned and M0", "weights 1/2 of the way", "mean of the folds' predictions",
-                "tuned, all weights", "tuned, kept close to M0 on new images", "views through the tuned weights",
+                "tuned, all weights", "views through the tuned weights",
                 "`choose` among views and tuned"):  # fmt: skip
         assert pages["0-question"].count(f"\n| {row} |") == 2, row  # the last table may name it again
     assert pages["0-question"].count("| **`fit` as it ships** (") == 2

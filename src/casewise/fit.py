@@ -103,11 +103,10 @@ def fit(
 ) -> Deployment:
     """Fit a deployment to labelled cases.
 
-    The chain: candidates are proposed for every labelled case (views of the frozen model, and weights that were tuned
-    on the other patients), designs that choose among them are compared on patients left out, the best one that passes
-    the
-    tests is fitted on all patients, flags are calibrated, and, where a promise is asked for, it is certified on others
-    who took no part in the rest. If none passes, the deployment keeps M0.
+    Candidates are proposed for every labelled case: views of the frozen model, and masks of weights that were tuned on
+    the other patients. Designs that choose among the candidates are compared on patients left out. The best design
+    that passes the tests is fitted on all patients, and flags are calibrated. If a promise is asked for, it is
+    certified on patients who took no part in the rest. If no design passes, the deployment keeps M0.
 
     Args:
         model: The frozen model: an ``nn.Module`` that returns logits, a model folder, a hub id, or a ``Model``.
@@ -179,18 +178,18 @@ def fit(
     steps = [*["learn"] * learn, "propose", *[f"learn{HALF}", f"propose{HALF}"] * (learn and learning_curve), "compare"]
     for said in (f"{pluralize(len(cases), 'labelled case')} of {count}", *notes, f"steps: {', '.join(steps)}"):
         (on_note or str)(said)
+    work = _Fit(
+        loaded, backbone, folder, chosen, tuning=(tuning or Tuning()) if learn else None, propose=propose,
+        flag_below=flag_below, allowed_hurt=allowed_hurt, measures=declared, learning_curve=learning_curve,
+        loss=loss, margin=margin, jobs=jobs, on_progress=on_progress or (lambda step, done, total: None),
+        notes=notes, began=began,
+    )  # fmt: skip
     folder.mkdir(parents=True, exist_ok=True)
     with file_lock(folder / "lock", wait=False) as own:
         if own is None:
             raise Refused(f"another fit writes to {folder}; wait for it, or choose another folder")
         sweep(folder)  # incomplete files of a killed run
         _check_plan(folder, options)
-        work = _Fit(
-            loaded, backbone, folder, chosen, tuning=(tuning or Tuning()) if learn else None, propose=propose,
-            flag_below=flag_below, allowed_hurt=allowed_hurt, measures=declared, learning_curve=learning_curve,
-            loss=loss, margin=margin, jobs=jobs, on_progress=on_progress or (lambda step, done, total: None),
-            notes=notes, began=began,
-        )  # fmt: skip
         return work.run(learners, aside, split, copy_model=copy_model)
 
 
@@ -252,6 +251,11 @@ class _Fit:
     notes: list[str]
     began: float
     seconds: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for how in self._proposers(self.propose, self.folder if self.tuning else None).values():
+            if not how.crossfit:
+                how.horizon(self.backbone)  # a wrong name ends the run here, before anything is learned
 
     def run(
         self, learners: Sequence[Labelled], aside: Sequence[Labelled], split: PromiseSplit | None, *, copy_model: bool

@@ -14,8 +14,9 @@ from casewise.adapt.objectives.grata import Grata
 from casewise.adapt.objectives.memo import Memo
 from casewise.adapt.objectives.sar import Sar
 from casewise.adapt.objectives.tent import Tent
-from casewise.adapt.optimizers import cosine, displaced, norm, shifted
+from casewise.adapt.optimizers import cosine, norm, shifted
 from casewise.adapt.proposers.live import run_episode
+from casewise.adapt.snapshot import swapped
 
 
 def network() -> nn.Module:
@@ -30,7 +31,7 @@ def test_the_old_values_come_back_bit_for_bit_also_after_an_error():
     with Episode(network(), IMAGE, Adaptation(Tent())) as episode:
         weight = episode.parameters["1.weight"]
         storage, before = weight.data_ptr(), weight.detach().clone()
-        with contextlib.suppress(KeyboardInterrupt), displaced(episode, {"1.weight": torch.zeros(4)}):
+        with contextlib.suppress(KeyboardInterrupt), swapped(episode.parameters, {"1.weight": torch.zeros(4)}):
             assert weight.eq(0).all()
             raise KeyboardInterrupt
         assert weight.data_ptr() == storage
@@ -42,7 +43,7 @@ def test_a_forward_made_before_keeps_its_gradient():
     with Episode(model, IMAGE, Adaptation(Tent())) as episode:
         expected = torch.autograd.grad(model(IMAGE).square().mean(), model[1].weight)[0]
         output = model(IMAGE)
-        with torch.no_grad(), displaced(episode, shifted(episode, {"1.weight": torch.ones(4)}, 5.0)):
+        with torch.no_grad(), swapped(episode.parameters, shifted(episode, {"1.weight": torch.ones(4)}, 5.0)):
             model(IMAGE)
         assert torch.equal(torch.autograd.grad(output.square().mean(), model[1].weight)[0], expected)
 

@@ -8,9 +8,7 @@ import torch
 from scipy import ndimage
 
 from casewise.adapt.views import views_of
-from casewise.adapt.views.source import read_source_statistics, source_statistics
 from casewise.adapt.views.transforms import blurred
-from casewise.core.errors import BadInput, Mismatch
 
 PICTURE = np.random.default_rng(0).gamma(2.0, size=(1, 2, 20, 24)).astype(np.float32)
 
@@ -88,47 +86,3 @@ def test_noise_has_the_spread_that_is_asked_for_and_the_same_field_every_time():
     added = seen("noise(0.05)", large) - large
     assert added.std() == pytest.approx(0.05 * large.std(), rel=0.05)
     assert not np.array_equal(seen("noise(0.05,7)", large), seen("noise(0.05)", large))
-
-
-def test_histogram_gives_the_sources_quantiles_and_keeps_the_order():
-    source = torch.as_tensor(np.random.default_rng(2).normal(5, 2, size=(1, 2, 40, 40)).astype(np.float32))
-    known = source_statistics([source], model="m", loader="l")
-    made = seen("histogram", statistics=known)
-    levels = np.linspace(0, 100, 21)
-    for channel in range(2):
-        found, wanted = (np.percentile(values, levels) for values in (made[0, channel], source[0, channel].numpy()))
-        np.testing.assert_allclose(found, wanted, atol=0.35)
-        order = np.argsort(PICTURE[0, channel].ravel())
-        assert (np.diff(made[0, channel].ravel()[order]) >= -1e-5).all()
-
-
-def test_fourier_takes_the_lowest_amplitudes_from_the_source_and_keeps_phases_and_the_rest():
-    source = torch.as_tensor(np.random.default_rng(3).normal(1, 1, size=(1, 2, 20, 24)).astype(np.float32))
-    known = source_statistics([source], model="m", loader="l")
-    made = seen("fourier(2)", statistics=known)
-    before, after, wanted = (np.fft.fft2(x) for x in (PICTURE, made, source.numpy()))
-    low = np.ix_([0], [0, 1], [-2, -1, 0, 1, 2], [0, 1, 2])
-    np.testing.assert_allclose(np.abs(after[low]), np.abs(wanted[low]), rtol=1e-2, atol=1e-2)
-    np.testing.assert_allclose(after[..., 5:15, 4:10], before[..., 5:15, 4:10], rtol=1e-2, atol=1e-2)
-    own = source_statistics([torch.as_tensor(PICTURE)], model="m", loader="l")
-    np.testing.assert_allclose(seen("fourier(3)", statistics=own), PICTURE, atol=1e-3)
-
-
-def test_source_statistics_survive_their_file_and_are_bound_to_the_model(tmp_path):
-    made = source_statistics([torch.as_tensor(PICTURE)] * 2, model="weights", loader="zscore")
-    file = tmp_path / "source.json"
-    file.write_text(made.as_json())
-    again = read_source_statistics(file)
-    np.testing.assert_allclose(again.quantiles, made.quantiles)
-    assert again.images == 2
-    again.check("weights", "zscore")
-    with pytest.raises(Mismatch, match="measured with another model; run casewise record --measure-source"):
-        again.check("other", "zscore")
-    for content in ("{", "[]", '{"schema": 1}', '{"schema": 9}'):
-        file.write_text(content)
-        with pytest.raises((BadInput, Mismatch)):
-            read_source_statistics(file)
-    with pytest.raises(BadInput, match="there is no file"):
-        read_source_statistics(tmp_path / "none.json")
-    with pytest.raises(BadInput, match="the source had 2 channels, the case has 1"):
-        seen("histogram", PICTURE[:, :1], statistics=made)

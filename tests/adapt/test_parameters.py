@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from casewise.adapt.parameters import select, statistics
+from casewise.adapt.parameters import select
 from casewise.core.errors import NothingToAdapt
 
 NORMS = {
@@ -78,13 +78,6 @@ def test_a_network_without_a_decoder_name_is_not_guessed_at():
 def test_a_shared_layer_counts_once():
     layer = nn.LayerNorm(4)
     assert set(select(nn.Sequential(layer, layer))) == {"0.weight", "0.bias"}
-
-
-def test_running_statistics_by_name(make_unet, unet):
-    assert "encoder.1.running_mean" in statistics(make_unet(nn.BatchNorm2d))
-    assert len(statistics(make_unet(nn.BatchNorm2d))) == 6
-    with pytest.raises(NothingToAdapt, match="running statistics of BatchNorm"):
-        statistics(unet)
 
 
 def test_nnunets_plain_network_is_told_apart_by_name():

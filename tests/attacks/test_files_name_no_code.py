@@ -115,7 +115,7 @@ RECORDS: dict[str, tuple[Callable[[], dict[str, Any]], Callable[[dict[str, Any]]
     "policy": (lambda: json.loads(json_text(asdict(POLICY), default=dict)), policy_file),
     "certificate": (plain_certificate, certificate_file),
     "watch": (plain_watch, watch_file),
-    "adaptation": (lambda: {**ADAPTATION, "source_statistics": "s.json"}, Adaptation.from_plain),
+    "adaptation": (lambda: ADAPTATION, Adaptation.from_plain),
 }
 
 

@@ -206,21 +206,6 @@ def test_a_consensus_of_nothing_is_refused(home: Path, tmp_path: Path) -> None:
         recorded(home, tmp_path / "a", "--set", "objective=tent", "--propose", "views:light")
 
 
-def test_source_statistics_are_measured_and_used(home: Path, tmp_path: Path) -> None:
-    file = tmp_path / "source.json"
-    done = call("record", "--measure-source", "-i", home / "images", "-o", file, *model(home))
-    assert done.exit_code == 0, done.output
-    assert "3 images" in done.output
-    plain = json.loads(file.read_text())
-    assert len(plain["quantiles"][0]) == 101
-    views = ("--set", "objective=views:histogram,fourier(2)", "--source-statistics", file)
-    assert recorded(home, tmp_path / "archive", *views).exit_code == 0
-    assert open_archive(tmp_path / "archive").trajectory("case_0").rungs == ("histogram", "fourier(2)", "mean")
-    file.write_text(json.dumps({**plain, "model": "another"}))
-    with pytest.raises(Mismatch, match="measured with another model"):
-        recorded(home, tmp_path / "other", *views)
-
-
 def test_a_calibrated_policy_of_a_named_ladder_is_deployed(home: Path, tmp_path: Path) -> None:
     archive = tmp_path / "archive"
     assert recorded(home, archive, "--propose", "some=views:gamma(1.4),mirror(x)", "--propose", "tent").exit_code == 0

@@ -89,7 +89,6 @@ CALLS: dict[str, Callable[[Path, Path], tuple[object, ...]]] = {
 }  # fmt: skip
 """How each command that prints results is asked; its own words are tested where the command is."""
 MODES: dict[str, Callable[[Path, Path], tuple[object, ...]]] = {
-    "record --measure-source": lambda home, out: (*_images(home), "-o", out / "source.json"),
     "certify --sample-size": lambda home, out: (),
     "inspect": lambda home, out: (home / "holdout",),
     "inspect --convert": lambda home, out: (home / "weights.pth",),
@@ -184,7 +183,6 @@ def test_quiet_says_only_what_went_wrong_and_verbose_says_everything(capsys: pyt
 FOREIGN: dict[str, tuple[str, Callable[[Path, Path], tuple[object, ...]]]] = {
     "demo": ("notes.txt", lambda home, out: ("-o", out)),
     "certify": ("certificate.html", lambda home, out: (home / "holdout", "--alpha", 0.6, "--out", out)),
-    "record --measure-source": ("a.json", lambda home, out: (*_images(home), "-o", out / "a.json")),
     "import": ("cases/a.txt", lambda home, out: ("--old", home / "old", "--new", home / "new", "-o", out)),
     "record": ("cases/a.txt", lambda home, out: (*_images(home), *VIEWS, "-o", out)),
     "inspect --convert": ("weights.safetensors", lambda home, out: (shutil.copy(home / "weights.pth", out),)),

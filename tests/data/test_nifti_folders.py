@@ -95,7 +95,7 @@ def test_pictures_round_trip(tmp_path: Path) -> None:
     np.testing.assert_array_equal(read_label_picture(tmp_path / "large.png"), mask.astype(int) + 1000)
     Image.fromarray(np.zeros((3, 4, 3), np.uint8)).save(tmp_path / "c.png")
     assert read_picture(tmp_path / "c.png").shape == (3, 3, 4)
-    with pytest.raises(BadInput, match="one number a pixel"):
+    with pytest.raises(BadInput, match="one number per pixel"):
         read_label_picture(tmp_path / "c.png")
 
 

@@ -11,7 +11,7 @@ from worlds.cohorts import synthetic_archive
 from casewise import replay
 from casewise.archive import store
 from casewise.archive.store import open_archive
-from casewise.core.errors import BadInput, DamagedArchive, Locked, Overlap, Refused
+from casewise.core.errors import BadInput, CasewiseError, DamagedArchive, Locked, Overlap, Refused
 from casewise.judge.calibration.calibrate import calibrate
 from casewise.judge.certificates.certify_designs import certify_designs
 from casewise.judge.certificates.certify_router import Promise, certify_router
@@ -154,20 +154,33 @@ def test_a_comparison_notes_all_that_took_part(tmp_path):
     assert compared_designs(archive) == {row["design"] for row in rows} - {"m0"}
 
 
+def used_before(certificate):
+    return [one for one in certificate.warnings if "used before" in one]
+
+
 def test_a_certificate_names_the_routers_and_studies_that_looked_at_its_labels_before(tmp_path):
-    archive, other = (
-        synthetic_archive(tmp_path / "a", cases=24),
-        synthetic_archive(tmp_path / "b", cases=24, prefix="b"),
-    )
+    archive, other = (synthetic_archive(tmp_path / one, cases=24, prefix=one) for one in "ab")
     routers, asked = [calibrate(archive, "cardiac"), calibrate(archive, "default")], Promise(("harmed",), (0.3,))
-    alone = certify_router(other, calibrate(other, "cardiac"), asked, force=True)[0].warnings
-    assert not any("used before" in one for one in alone)
-    (said,) = [
-        one for one in certify_router(archive, routers[0], asked, force=True)[0].warnings if "used before" in one
-    ]
-    assert "calibrate compared default" in said
+    alone, _ = certify_router(other, calibrate(other, "cardiac"), asked, force=True)
+    assert not used_before(alone)
+    (said,) = used_before(certify_router(archive, routers[0], asked, force=True)[0])
+    assert "calibrate fitted default" in said
     together, _ = certify_designs(archive, routers, Promise(("harmed",), (0.3,), 0.1), force=True)
-    assert not any("used before" in one for one in together.warnings)  # the choice among them is paid for
+    assert not used_before(together)  # the choice among them is paid for
     unlock(other, purpose="study", policy=routers[0])
-    (said,) = [one for one in certify_router(other, routers[0], asked, force=True)[0].warnings if "used before" in one]
+    (said,) = used_before(certify_router(other, routers[0], asked, force=True)[0])
     assert "study of cardiac" in said
+
+
+def test_a_certificate_names_the_other_coordinates_of_a_router_and_a_benchmark(tmp_path):
+    archive, asked = synthetic_archive(tmp_path / "a", cases=40, prefix="r", seed=3), Promise(("harmed",), (0.4,))
+    with pytest.raises(CasewiseError, match="was not recorded"):
+        calibrate(archive, "stop-router")  # showed no result
+    made = [calibrate(archive, "cardiac", coordinate=one) for one in ("delta", "-msp")]
+    (said,) = used_before(certify_router(archive, made[0], asked, force=True)[0])
+    assert "calibrate fitted cardiac by -msp" in said
+    assert "stop-router" not in said
+    unlock(archive, purpose="bench")
+    together, _ = certify_designs(archive, made, Promise(("harmed",), (0.4,), 0.1), force=True)
+    (said,) = used_before(together)
+    assert "(bench; " in said

@@ -17,7 +17,7 @@ from casewise.adapt.tuned_weights import temporary_weights
 from casewise.core.errors import BadInput, NotFinite, NothingToAdapt
 from casewise.core.records import Case
 from casewise.learn.generic import GenericTask, merged_logits, resampled
-from casewise.learn.loop import Loop, divergence, segmentation_loss
+from casewise.learn.loop import Loop, segmentation_loss
 from casewise.learn.tuning import Tuning, tune
 
 FAST = Tuning(updates=25, batch=4, learning_rate=3e-2)
@@ -89,29 +89,10 @@ def test_random_generators_of_the_caller_are_left_alone(tiny):
     assert torch.equal(torch.rand(1), expected)
 
 
-def test_source_statistics_stay_and_batch_statistics_are_trained_along(tiny):
+def test_running_statistics_stay(tiny):
     cases, labels, _ = cohort(1)
     kept = tune(tiny(norm="batch"), cases, labels, replace(FAST, updates=2))
-    trained = tune(tiny(norm="batch"), cases, labels, replace(FAST, updates=2, batch_statistics="batch"))
     assert not [name for name in kept.values if "running" in name]
-    assert {name for name in trained.values if "running" in name} == {
-        f"{part}.1.running_{what}" for part in ("encoder", "decoder") for what in ("mean", "var")
-    }
-
-
-def test_keep_close_keeps_the_tuned_network_close_to_m0(tiny):
-    backbone, (cases, labels, _) = tiny(), cohort(3)
-    logits = []
-    for weight in (0.0, 10.0):
-        tuned = tune(backbone, cases[:2], labels[:2], replace(FAST, keep_close=weight), unlabelled=cases[2:])
-        with torch.no_grad(), temporary_weights(backbone.network, tuned):
-            logits.append(backbone.network(backbone.prepare(cases[2]).inputs))
-    with torch.no_grad():
-        source = backbone.network(backbone.prepare(cases[2]).inputs)
-    far, close = (float(divergence(source, one, "softmax")) for one in logits)
-    assert close < 0.5 * far
-    with pytest.raises(BadInput, match="unlabelled"):
-        tune(backbone, cases, labels, replace(FAST, keep_close=1.0))
 
 
 def test_a_model_without_norms_is_refused_and_all_is_suggested(tiny):
@@ -249,7 +230,6 @@ def test_the_rate_follows_what_is_tuned():
     "wrong",
     [
         {"optimizer": "sgdx"}, {"augmentation": "strong"}, {"updates": 0}, {"batch": 0}, {"learning_rate": 0.0},
-        {"keep_close": -1.0}, {"batch_statistics": "blend"},
     ],
 )  # fmt: skip
 def test_settings_that_mean_nothing_are_refused(wrong):

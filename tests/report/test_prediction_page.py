@@ -39,10 +39,12 @@ def test_a_street_is_scored_by_miou() -> None:
 def test_a_case_says_how_much_changed_and_hides_signals_behind_details() -> None:
     decision = Decision("a", Action.KEEP, State(1), 1, "router", coordinate="delta", value=0.25, cut_low=0.1)
     signals = {"1": {"delta": 0.25, "delta_foreground": 0.5, "regions": 3.0}}
-    entry = PredictedCase("a", "done", decision, candidate="mean", signals=signals, regions=({"voxels": 9},))
+    entry = PredictedCase(
+        "a", "done", decision, candidate="mean", signals=signals, changed=0.4, regions=({"voxels": 9},)
+    )
     page = prediction_page([entry], FACTS)
     before, details = page.split("<details><summary>Details", 1)
-    assert "50.0% of the original segmentation, in 1 place" in before
+    assert "40.0% of the original segmentation, in 1 place" in before
     assert "delta" not in before
     assert "<dt>delta</dt><dd>0.25 (cut-points 0.1)</dd>" in details
     assert "mean; 1 candidate made" in details

@@ -27,6 +27,7 @@ from casewise.run.local import LocalEngine
 from casewise.run.predict_case import PredictCase
 from casewise.run.predict_folder import predict_folder, prediction_work
 from casewise.run.prediction_folder import is_complete, verify_predictions
+from casewise.serve.review_cases import Predictions, listed_regions
 
 Maker = Callable[..., PredictCase]
 HOW = Adaptation(objective="tent", learning_rate=0.05, steps=1, min_area=4)
@@ -65,6 +66,17 @@ def test_every_case_has_a_mask_an_entry_and_a_line(work: Maker, tmp_path: Path, 
     assert verify_predictions(tmp_path / "out") == []
     events = [json.loads(line)["event"] for line in (tmp_path / "out" / "audit.jsonl").read_text().splitlines()]
     assert events == ["run-started", "case", "case", "case", "run-finished"]
+
+
+def test_an_entry_counts_the_changes_of_the_written_mask_as_the_review_page_does(work: Maker, tmp_path: Path) -> None:
+    """Also where a class became another one, which the signals of a controller do not see."""
+    entries, folder = run(work()), Predictions(tmp_path / "out")
+    for case_id, entry in entries.items():
+        masks = folder.masks(case_id, folder.cases[case_id].adapted)
+        listed = listed_regions(masks, min_area=folder.min_area)
+        assert ((masks.source > 0) & (masks.deployed > 0) & (masks.source != masks.deployed)).any()
+        assert sum(one["counts"] for one in entry.regions) == listed["total"]
+        assert entry.changed == listed["area"] / np.count_nonzero(masks.source)
 
 
 def test_without_adaptation_the_mask_is_m0(work: Maker, tmp_path: Path) -> None:

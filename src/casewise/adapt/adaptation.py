@@ -60,7 +60,6 @@ class Adaptation:
         keep_parameters: Keep the adapted parameters of each step.
         consensus: Consensus of views or members: ``mean``, ``vote`` or ``medoid``.
         mirrored_views: Predict views with the model's own mirroring too; M0 always uses it.
-        source_statistics: File of ``casewise record --measure-source``, for the views that need it.
         tuned: Folder with tuned weights, for ``"tuned"`` and ``"tuned+views:..."``.
         ensemble: For tuned weights: the mean of the folds' predictions instead of their mean weights.
         crossfit: For tuned weights: each case gets the fold that left its patient out.
@@ -87,7 +86,6 @@ class Adaptation:
     keep_parameters: bool = False
     consensus: str = "mean"
     mirrored_views: bool = False
-    source_statistics: str | None = None
     tuned: str | None = None
     ensemble: bool = False
     crossfit: bool = False
@@ -95,9 +93,8 @@ class Adaptation:
     def __post_init__(self) -> None:
         for name in ("signals", "shrink"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
-        for name in ("source_statistics", "tuned"):
-            if isinstance(place := getattr(self, name), Path):
-                object.__setattr__(self, name, str(place))
+        if isinstance(self.tuned, Path):
+            object.__setattr__(self, "tuned", str(self.tuned))
         if isinstance(self.parameters, list):
             object.__setattr__(self, "parameters", tuple(self.parameters))
         if self.steps < 0:

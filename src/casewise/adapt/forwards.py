@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from casewise.adapt.adaptation import Adaptation
 from casewise.adapt.logits import at_resolution, check_finite, confidence, labels, logits_of
 from casewise.adapt.recording import Prediction
+from casewise.adapt.snapshot import swapped
 from casewise.core.errors import BadInput
 from casewise.core.records import Mask
 
@@ -102,14 +103,11 @@ class Forwards:
     @contextmanager
     def holding(self, values: Mapping[str, Tensor]) -> Iterator[None]:
         """Return a context in which the network has other weights; they are swapped, so the kept graph stays valid."""
-        kept, current = self._kept, {name: tensor.data for name, tensor in self._moving.items()}
+        kept = self._kept
         try:
-            for name, tensor in self._moving.items():
-                tensor.data = values[name]
-            yield
+            with swapped(self._moving, values):
+                yield
         finally:
-            for name, tensor in self._moving.items():
-                tensor.data = current[name]
             self._kept = kept
 
     def with_graph(self, batch: Tensor, *, where: str) -> Iterator[tuple[slice, Tensor, Tensor]]:

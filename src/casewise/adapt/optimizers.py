@@ -1,4 +1,4 @@
-"""Optimizers for the updates of one case, and temporary parameter values.
+"""Optimizers for the updates of one case, and sums over parameters.
 
 The paper uses Adam for every method (A6); published forms may use SGD with momentum. SAR, GraTa and CoTTA evaluate the
 loss at other parameter values (a perturbed point, one entropy step ahead, the teacher) without a second network.
@@ -6,8 +6,7 @@ loss at other parameter values (a perturbed point, one entropy step ahead, the t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -45,22 +44,6 @@ def descent(subject: Adaptable, loss: ChunkLoss) -> Update:
 
 Values = Mapping[str, Tensor]
 """Parameter values or gradients by name."""
-
-
-@contextmanager
-def displaced(subject: Adaptable, values: Values) -> Iterator[None]:
-    """Return a context in which these parameters have other values; the old ones are restored, also after an error.
-
-    The storage is exchanged, not overwritten, so the backward pass of an earlier forward pass stays valid.
-    """
-    held = {name: subject.parameters[name].data for name in values}
-    try:
-        for name, value in values.items():
-            subject.parameters[name].data = value.to(held[name])
-        yield
-    finally:
-        for name, old in held.items():
-            subject.parameters[name].data = old
 
 
 def current(subject: Adaptable) -> dict[str, Tensor]:

@@ -59,20 +59,6 @@ def select(network: nn.Module, selection: Selection = "all-norm") -> dict[str, n
     return found
 
 
-def statistics(network: nn.Module) -> dict[str, Tensor]:
-    """Return running means and variances of BatchNorm layers by name; raise NothingToAdapt if there are none."""
-    found = {
-        f"{name}.{key}" if name else key: buffer
-        for name, layer in norm_layers(network)
-        if isinstance(layer, _BatchNorm)
-        for key, buffer in layer.named_buffers(recurse=False)
-        if key.startswith("running_")
-    }
-    if not found:
-        raise NothingToAdapt(_what_was_seen(network, "running statistics of BatchNorm"))
-    return found
-
-
 def _norm_parameters(network: nn.Module, selection: str) -> set[str]:
     layers = list(norm_layers(network))
     if selection != "all-norm":

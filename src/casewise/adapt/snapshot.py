@@ -100,6 +100,22 @@ def tensors_of(network: nn.Module) -> dict[str, Tensor]:
     return {**dict(network.named_parameters()), **dict(network.named_buffers())}
 
 
+@contextmanager
+def swapped(tensors: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> Iterator[None]:
+    """Return a context in which these tensors have other values; the old ones come back, also after an error.
+
+    The memory is exchanged, not overwritten, so the backward pass of an earlier forward pass stays valid.
+    """
+    own = {name: tensors[name].data for name in values}
+    try:
+        for name, value in values.items():
+            tensors[name].data = value.to(own[name])
+        yield
+    finally:
+        for name, data in own.items():
+            tensors[name].data = data
+
+
 class _Held:
     """A parameter or buffer: its memory, a copy of its values, its gradient, hooks and attributes."""
 

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from casewise.adapt.snapshot import tensors_of
+from casewise.adapt.snapshot import swapped, tensors_of
 from casewise.core.durable import file_sha256, json_sha256, replacing
 from casewise.core.errors import BadInput, Mismatch
 from casewise.core.formats import json_text
@@ -128,19 +128,13 @@ def temporary_weights(network: nn.Module, tuned: TunedWeights, share: float = 1.
     tensors = tensors_of(network)
     if lost := [name for name in tuned.values if name not in tensors]:
         raise Mismatch(f"the network has no {lost[0]}, which was tuned; load the model that was tuned")
-    own = {name: tensors[name].data for name in tuned.values}
     with torch.inference_mode(False), torch.no_grad():
         moved = {
-            name: torch.lerp(own[name].float(), value.to(own[name].device), share).to(own[name].dtype)
+            name: torch.lerp(tensors[name].data.float(), value.to(tensors[name].device), share)
             for name, value in tuned.values.items()
         }
-    try:
-        for name, value in moved.items():
-            tensors[name].data = value
+    with swapped(tensors, moved):
         yield
-    finally:
-        for name, value in own.items():
-            tensors[name].data = value
 
 
 @dataclass(frozen=True)

@@ -153,9 +153,6 @@ class AdaptationOptions:
 
     learning_rate: float | None = typer.Option(None, "--lr", help="Learning rate; default: that of the method.")
     steps: int | None = typer.Option(None, help="Number of updates per case; default: 4.")
-    source_statistics: Path | None = typer.Option(
-        None, "--source-statistics", help="File from record --measure-source, for the views histogram and fourier."
-    )
     objective: str | None = setting(None, help="Method to use if --propose is not given.")
     parameters: str | None = setting(
         None, help="Parameters that updates change: all-norm, decoder-norm, encoder-norm, all, or patterns of names."
@@ -209,7 +206,7 @@ class AdaptationOptions:
 
 
 _OF_READINGS = {"consensus"}  # options that views and members read, and updates do not
-_OF_VIEWS = {"mirrored_views", "source_statistics"}
+_OF_VIEWS = {"mirrored_views"}
 
 
 def _refuse_unread(unread: Collection[str], why: str) -> None:
@@ -363,7 +360,7 @@ _SET: Any = typer.Option(
 )  # fmt: skip
 
 
-MANY = ("-f",)
+MANY = "-f"
 SET = "Settings (--set NAME=VALUE, or a key in casewise.toml)"  # the last heading in ``--help``
 
 
@@ -505,18 +502,13 @@ def joined(args: list[str]) -> list[str]:
     ['-f', '0 1', '-o', 'OUT']
     """
     result: list[str] = []
-    values: list[str] | None = None
     for arg in args:
-        if values is not None and not arg.startswith("-"):
-            values.append(arg)
-            continue
-        if values is not None:
-            result.append(" ".join(values))
-            values = None
-        result.append(arg)
-        if arg in MANY:
-            values = []
-    return result if values is None else [*result, " ".join(values)]
+        belongs = len(result) > 1 and result[-2] == MANY and not result[-1].startswith("-")
+        if belongs and not arg.startswith("-"):
+            result[-1] += f" {arg}"
+        else:
+            result.append(arg)
+    return result
 
 
 def folds_of(text: str | None) -> tuple[int | str, ...] | None:

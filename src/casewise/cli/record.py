@@ -1,4 +1,4 @@
-"""``casewise record``: candidates into an archive; and statistics of source images."""
+"""``casewise record``: candidates into an archive."""
 
 from __future__ import annotations
 
@@ -42,9 +42,7 @@ def record(
     how: AdaptationOptions,
     where: EngineOptions,
     telling: PrintingOptions,
-    out: Path = typer.Option(
-        None, "-o", "--out", help="Archive to create or continue; with --measure-source, the file to write."
-    ),
+    archive: Path = typer.Option(..., "-o", "--out", help="Archive to create or continue."),
     propose: list[str] = typer.Option(
         [],
         help="Method that makes candidates: {objectives}, views:SET (SET is {views}), NAME=views:gamma(1.4),random(8), "
@@ -55,9 +53,6 @@ def record(
         help="case: every case starts from the original weights. stream: each case continues from the last (CoTTA).",
     ),
     metric: str = typer.Option("dice", help="Metric that labels are scored with: {metrics}."),
-    measure_source: bool = typer.Option(
-        False, "--measure-source", help="Write statistics of training images, for --source-statistics; record nothing."
-    ),
     shrink: str = setting("2:0.5", help="Interpolated states to store, as step:alpha with commas; empty for none."),
     signals: str = setting("", help="Further signals, with commas, such as augmentation_disagreement."),
     ignore_geometry: bool = setting(False, help="Pair labels with images whose affines differ; default: refuse them."),
@@ -71,25 +66,15 @@ def record(
 
     Repeat the command to resume.
 
-    --measure-source records nothing: it writes mean quantiles and amplitudes of training images to the file after -o;
-    the views histogram and fourier use them to make a case look like the training images.
-
     Exit codes: 0 every case is recorded, 2 wrong arguments, 3 some cases failed and are not recorded.
     """
     from casewise.adapt.adaptation import Adaptation
     from casewise.adapt.probes import probes_of
     from casewise.archive.store import check_archive_place
-    from casewise.core.errors import BadInput
     from casewise.core.records import EVALUATION
     from casewise.run.local import keep_freed_memory
     from casewise.run.record_folder import RecordCase, parsed_states, record_folder
 
-    if out is None:
-        raise BadInput("name the archive with -o FOLDER (with --measure-source the file to write)")
-    if measure_source:
-        _measure_source(source, which.images, out, as_json=as_json)
-        return
-    archive = out
     keep_freed_memory()
     check_archive_place(archive)
     model = source.as_model()
@@ -166,22 +151,3 @@ def _name(images: Path) -> str:
     imagesTs, ..."""
     folder = images.resolve()
     return folder.parent.name if folder.name.lower().startswith("images") else folder.name
-
-
-def _measure_source(source: ModelOptions, images: Path, out: Path, *, as_json: bool) -> None:
-    """Write the mean quantiles and low-frequency amplitudes of source images; the file is bound to the model."""
-    from casewise.adapt.backbones import pipeline_of
-    from casewise.adapt.views.source import read_source_statistics, source_statistics
-    from casewise.core.durable import write_durably
-    from casewise.data.folders import list_cases
-
-    if out.exists():
-        read_source_statistics(out)  # raises an error if the file is something else
-    backbone = source.as_model().load()
-    cases = list_cases(images, ending=backbone.ending)
-    inputs = (pipeline_of(backbone.prepare(backbone.read(files).case), backbone).whole for files in cases)
-    found = source_statistics(inputs, model=backbone.fingerprint, loader=backbone.loader)
-    write_durably(out, found.as_json().encode())
-    content = {"file": out, "model": backbone.name, "images": found.images, "channels": len(found.quantiles)}
-    words = f"wrote {out}: {pluralize(found.images, 'image')} of {backbone.name}, {len(found.quantiles)} channels"
-    answer(words, content, as_json=as_json)

@@ -52,7 +52,8 @@ class PredictedCase:
     signals: Mapping[str, Signals] = field(default_factory=dict)  # by state: "0", "1", "2~0.5"
     diagnostics: tuple[Mapping[str, float], ...] = ()
     appearance: Mapping[str, float] = field(default_factory=dict)  # appearance of the image for the model
-    regions: tuple[Mapping[str, Any], ...] = ()  # the largest ones of the deployed edit
+    changed: float | None = None  # voxels of the written mask that differ from M0, divided by M0's foreground
+    regions: tuple[Mapping[str, Any], ...] = ()  # the largest of these voxels' regions, as on the review page
     volumes: Mapping[str, float] = field(default_factory=dict)  # by label number: ml, or voxels without a spacing
     measures: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # declared measures: value, low, high, why
     no_interval: str = ""  # why measures of this case have no interval

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from casewise.core.errors import BadInput, CasewiseError, UnsafeInput
+from casewise.core.errors import BadInput, CasewiseError, NotAMask, UnsafeInput
 from casewise.core.records import Mask
 from casewise.core.text import brief
 
@@ -252,7 +252,7 @@ def _opened(path: Path) -> Any:
 def _voxels(path: Path, image: Any, header: Header, frame: int | None) -> NDArray[Any]:
     shape = tuple(size for size in header.shape[3:] if size != 1)
     if shape and frame is None:
-        raise BadInput(f"{path.name} has {len(header.shape)} axes {header.shape}; name one frame or split it")
+        raise NotAMask(f"{path.name} has {len(header.shape)} axes {header.shape}; name one frame or split it")
     data = image.dataobj[..., frame] if frame is not None and len(header.shape) > 3 else image.dataobj
     voxels = np.asanyarray(data)
     return np.asarray(voxels.reshape(voxels.shape[:3]))
@@ -272,7 +272,7 @@ def whole_numbers(voxels: NDArray[Any], name: str, *, within: float = 0.0) -> Ma
         or not np.isfinite(voxels).all()
         or np.abs(voxels - np.rint(voxels)).max(initial=0) > within
     ):
-        raise BadInput(f"{name} has values that are not whole numbers; it is not a label")
+        raise NotAMask(f"{name} has values that are not whole numbers; it is not a label")
     return np.asarray(np.rint(voxels).astype(np.int32))
 
 

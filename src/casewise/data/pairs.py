@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from casewise.core.errors import BadInput, BadPair, CasewiseError, UnsafeInput, in_one_line, without_folders
+from casewise.core.errors import BadInput, BadPair, CasewiseError, NotAMask, UnsafeInput, in_one_line, without_folders
 from casewise.core.formats import read_csv, read_npy
 from casewise.core.records import Mask, check_case_id, made_case_id
 from casewise.data.folders import CaseTable, read_table, with_table
@@ -189,7 +189,7 @@ def read_placed(path: Path) -> Placed:
             volume = read_volume(path)
             placed = Placed(whole_numbers(volume.voxels, path.name), volume.spacing_mm, volume.geometry.affine)
     except (CasewiseError, ValueError, EOFError, OSError) as error:
-        kind = "channels" if _has_channels(error) else "unreadable"
+        kind = "channels" if isinstance(error, NotAMask) else "unreadable"
         said = without_folders(in_one_line(error) if isinstance(error, OSError) else str(error), (path.parent,))
         raise BadPair(kind, f"{path.name}: {said}".replace(f"{path.name}: {path.name}", path.name)) from error
     if placed.mask.ndim not in (2, 3):
@@ -199,10 +199,6 @@ def read_placed(path: Path) -> Placed:
             f"label per voxel: take the argmax over channels first",
         )
     return placed
-
-
-def _has_channels(error: Exception) -> bool:
-    return any(said in str(error) for said in (" axes ", "one number per pixel", "not whole numbers"))
 
 
 def _on_grid(case_id: str, name: str, placed: Placed, grid: Placed, resample: str | None) -> Placed:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
-from casewise.core.errors import BadInput, UnsafeInput
+from casewise.core.errors import BadInput, NotAMask, UnsafeInput
 from casewise.core.records import Mask
 
 FORMATS = ("PNG", "JPEG", "BMP")
@@ -30,7 +30,7 @@ def read_label_picture(path: Path, *, max_pixels: int = MAX_PIXELS) -> Mask:
     image = _opened(path, max_pixels)
     values = np.asarray(image)
     if values.ndim != 2:
-        raise BadInput(f"{path.name} has {values.ndim} axes; a label picture holds one number per pixel, not colors")
+        raise NotAMask(f"{path.name} has {values.ndim} axes; a label picture holds one number per pixel, not colors")
     return values.astype(np.uint8) if values.dtype == bool else values
 
 

@@ -67,7 +67,7 @@ def unlock(evaluation: Archive, *, purpose: str, policy: Policy | None = None) -
         check_held_out(policy, evaluation.entries.values())
     if evaluation.unlocked_by:
         return evaluation
-    facts = {"labels": _labels(evaluation), "compared": [] if policy is None else [policy.name]}
+    facts = {"labels": _labels(evaluation), "compared": [] if policy is None else [compared_as(policy)]}
     return replace(evaluation, unlocked_by=expose(evaluation.path, choice=purpose, policy=policy, more=facts)["hash"])
 
 
@@ -86,6 +86,12 @@ def expose(
     return Chain(folder / LEDGER).append(EVENT, {**facts, **more})
 
 
+def compared_as(policy: Policy) -> str:
+    """Return the name of a policy in the ledger; a router on another coordinate is another policy."""
+    coordinate = policy.options.get("coordinate")
+    return f"{policy.name} by {coordinate}" if coordinate else policy.name
+
+
 def note_comparison(archive: Archive, designs: Sequence[str]) -> None:
     """Write down which designs were compared with the labels of an archive, because these labels cannot certify them.
 
@@ -97,7 +103,7 @@ def note_comparison(archive: Archive, designs: Sequence[str]) -> None:
     known = (line["compared"] for line in read_ledger(archive.path) if line.get("labels") == labels)
     if any(set(designs) <= set(compared) for compared in known):
         return
-    choice = f"calibrate compared {', '.join(designs)}"
+    choice = f"calibrate {'compared' if len(designs) > 1 else 'fitted'} {', '.join(designs)}"
     expose(archive.path, choice=choice, more={"compared": list(designs), "labels": labels})
 
 
@@ -109,16 +115,16 @@ def compared_designs(archive: Archive) -> frozenset[str]:
 
 
 def earlier_looks(archive: Archive, tested: Collection[str] | None) -> list[str]:
-    """Return a warning if a study showed results of these labels, or policies that are not tested were compared.
+    """Return a warning if a study or benchmark showed results of these labels, or other policies were compared.
 
-    ``tested`` are the names of all policies that are certified together; None stands for every policy.
+    ``tested`` names all policies that are certified together (:func:`compared_as`); None stands for every policy.
     """
     labels, own = set(_labels(archive)), {"m0", *(tested or ())}
     looks = {
         line["choice"] + (f" of {line['policy']}" if line["policy"] else "")
         for line in read_ledger(archive.path)
         if not labels.isdisjoint(line.get("labels", ()))
-        and (line["policy"] or (tested is not None and not set(line["compared"]) <= own))
+        and (line["policy"] or not line["compared"] or (tested is not None and not set(line["compared"]) <= own))
     }
     if not looks:
         return []

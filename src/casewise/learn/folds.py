@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Protocol
@@ -102,7 +103,6 @@ def cross_fit(
     *,
     folder: Path,
     folds: int | None = None,
-    unlabelled: Sequence[Case | CaseFiles] = (),
     workers: int | None = None,
     on_progress: OnFold | None = None,
 ) -> CrossFit:
@@ -117,7 +117,6 @@ def cross_fit(
         tuning: Options of the training.
         folder: Folder for the files. An interrupted run resumes here.
         folds: Number of folds; see :func:`deal`.
-        unlabelled: Cases for ``Tuning.keep_close``.
         workers: Processes; None for one per core, 1 for none beside this one. A model of a class that a script or a
             notebook defines is trained in this process.
         on_progress: Called after every update with the fold, the number of its updates and the loss.
@@ -144,7 +143,7 @@ def cross_fit(
     trained = [tuple(sorted(set(patients) - set(out))) for out in dealt]
     plan = {
         "model": model.load().fingerprint, "tuning": asdict(tuning),
-        "data": json_sha256([_digest(one) for one in (*cases, *labels, *unlabelled)]),
+        "data": json_sha256([_digest(one) for one in (*cases, *labels)]),
         "folds": [{"left_out": out, "trained_on": used} for out, used in zip(dealt, trained, strict=True)],
     }  # fmt: skip
     _keep_plan(folder, plan)
@@ -157,7 +156,7 @@ def cross_fit(
         mine = [place for place, patient in enumerate(patients) if patient in set(used)]
         own = replace(tuning, seed=seed_of(tuning.seed, f"fold-{number}") % 2**32)
         data = [cases[i] for i in mine], [labels[i] for i in mine]
-        jobs.append(_Job(model, *data, own, unlabelled, folder, number, out, used))
+        jobs.append(_Job(model, *data, own, folder, number, out, used))
     count = min(workers or cores(), max(1, len(jobs)))
     if count == 1 or needs_script(jobs[0]):  # a network that is defined in the user's script is tuned in this process
         for job in jobs:
@@ -204,7 +203,6 @@ class _Job:
     cases: Sequence[Case | CaseFiles]
     labels: Sequence[Mask | Path]
     tuning: Tuning
-    unlabelled: Sequence[Case | CaseFiles]
     folder: Path
     number: int
     left_out: tuple[str, ...]
@@ -214,13 +212,10 @@ class _Job:
         backbone = self.model.load()
         cases = [_read(backbone, case) for case in self.cases]
         labels = [backbone.read_label(label) if isinstance(label, Path) else label for label in self.labels]
-        new = [_read(backbone, case) for case in self.unlabelled]
         name = f"fold-{self.number}"
         try:
-            tuned = tune(
-                backbone, cases, labels, self.tuning, unlabelled=new,
-                on_progress=lambda update, loss: told(self.number, update, loss),
-            )  # fmt: skip
+            said = partial(told, self.number)
+            tuned = tune(backbone, cases, labels, self.tuning, on_progress=said)
         except NotFinite as error:
             write_json(self.folder / f"{name}{FAILED}", {"left_out": self.left_out, "reason": in_one_line(error)})
             return

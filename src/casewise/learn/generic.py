@@ -49,22 +49,12 @@ class GenericTask:
         cases: The labelled cases.
         labels: Their labels.
         tuning: Batch size, patch size, augmentation and seed.
-        unlabelled: Cases that :meth:`draw_unlabelled` takes patches from.
     """
 
-    def __init__(
-        self,
-        backbone: Backbone,
-        cases: Sequence[Case],
-        labels: Sequence[Mask],
-        tuning: Tuning,
-        unlabelled: Sequence[Case] = (),
-    ) -> None:
+    def __init__(self, backbone: Backbone, cases: Sequence[Case], labels: Sequence[Mask], tuning: Tuning) -> None:
         self.backbone, self.tuning, self.head = backbone, tuning, backbone.head
         self.rng = np.random.default_rng(tuning.seed)
         self.samples = [_sample(backbone, *pair) for pair in zip(cases, labels, strict=True)]
-        nothing = [np.zeros(case.image.shape[1:], np.uint8) for case in unlabelled]
-        self.unlabelled = [_sample(backbone, *pair) for pair in zip(unlabelled, nothing, strict=True)]
         self.patch = self._patch()
         if isinstance(backbone, Merged) and self.head != "softmax":
             raise BadInput("merged classes can be tuned with a softmax head only; tune without merge")
@@ -76,15 +66,10 @@ class GenericTask:
         """Draw patches (n, channel, *patch) and labels (n, *patch)."""
         size = self.tuning.batch or BATCH
         forced = round(size * FOREGROUND)
-        drawn = [self._drawn(self.samples, foreground=place >= size - forced) for place in range(size)]
+        drawn = [self._drawn(foreground=place >= size - forced) for place in range(size)]
         device = next(self.backbone.network.parameters()).device
         images, labels = (torch.stack(parts).to(device) for parts in zip(*drawn, strict=True))
         return images, labels
-
-    def draw_unlabelled(self) -> Tensor:
-        """Draw patches (n, channel, *patch) of cases without labels."""
-        drawn = [self._drawn(self.unlabelled, foreground=False)[0] for _ in range(self.tuning.batch or BATCH)]
-        return torch.stack(drawn).to(next(self.backbone.network.parameters()).device)
 
     def outputs(self, member: nn.Module, inputs: Tensor) -> tuple[Tensor]:
         """Return logits at the resolution of the patches."""
@@ -100,15 +85,15 @@ class GenericTask:
 
     def _patch(self) -> tuple[int, ...]:
         asked = self.tuning.patch or getattr(self.backbone, "window", None)
-        space = [sample.image.shape[2:] for sample in (*self.samples, *self.unlabelled)]
+        space = [sample.image.shape[2:] for sample in self.samples]
         sizes = tuple(asked or (max(sides) for sides in zip(*space, strict=True)))
         if len(sizes) != len(space[0]):
             raise BadInput(f"a patch for this model must have {len(space[0])} sides, got {sizes}")
         multiple = getattr(self.backbone, "multiple", 1)
         return tuple(math.ceil(size / multiple) * multiple for size in sizes)
 
-    def _drawn(self, samples: Sequence[Sample], *, foreground: bool) -> tuple[Tensor, Tensor]:
-        rng, sample = self.rng, samples[int(self.rng.integers(len(samples)))]
+    def _drawn(self, *, foreground: bool) -> tuple[Tensor, Tensor]:
+        rng, sample = self.rng, self.samples[int(self.rng.integers(len(self.samples)))]
         if foreground and len(sample.foreground):
             row, *voxel = sample.foreground[rng.integers(len(sample.foreground))]
         else:

@@ -1,6 +1,4 @@
-"""The training loop of tuning. The loss, with patches x, their labels y and unlabelled patches u:
-
-    L = loss(f(x), y) + keep_close * KL(M0(u) || f(u))
+"""The training loop of tuning.
 
 The rate is learning_rate * (1 - update / updates)^0.9, with AdamW or with nnU-Net's SGD. The norm of the gradient is
 clipped at 12, as in nnU-Net. Only the selected parameters require a gradient, so autograd stops below the first
@@ -15,12 +13,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from casewise.adapt.backbones.nnunet import members_of
-from casewise.adapt.logits import cross_entropy, entropy, probabilities
-from casewise.adapt.parameters import norm_layers, select, statistics
-from casewise.adapt.tuned_weights import TunedWeights, temporary_weights
+from casewise.adapt.parameters import norm_layers, select
 from casewise.core.errors import NotFinite, NothingToAdapt
 from casewise.learn.tuning import Progress, Tuning
 
@@ -55,10 +50,8 @@ class Loop:
         self.parameters = self._selected(task.draw()[0][:1])
         for parameter in self.parameters.values():
             parameter.requires_grad_(True)
-        self.moving: dict[str, Tensor] = {**self.parameters, **self._statistics()}
         self.optimizer = self._optimizer()
         self.schedule = torch.optim.lr_scheduler.PolynomialLR(self.optimizer, tuning.updates, POWER)
-        self.source = TunedWeights({name: t.detach().float().clone() for name, t in self.moving.items()}, "")
 
     def _optimizer(self) -> torch.optim.Optimizer:
         values, rate = self.parameters.values(), self.tuning.rate
@@ -85,8 +78,6 @@ class Loop:
             loss = self.task.loss(self.task.outputs(member, inputs), target)
             torch.autograd.backward(loss)
             total += float(loss.detach()) / len(self.members)
-        if self.tuning.keep_close:
-            total += self._keep_close()
         norm = float(nn.utils.clip_grad_norm_(self.parameters.values(), CLIP))
         if not (math.isfinite(total) and math.isfinite(norm)):
             raise NotFinite(
@@ -104,21 +95,10 @@ class Loop:
         Raises:
             NotFinite: The last update left NaN or infinite weights.
         """
-        found = {name: tensor.detach().float().cpu().clone() for name, tensor in self.moving.items()}
+        found = {name: tensor.detach().float().cpu().clone() for name, tensor in self.parameters.items()}
         if wrong := [name for name, value in found.items() if not torch.isfinite(value).all()]:
             raise NotFinite(f"the tuned {wrong[0]} is NaN or infinite; lower the learning rate or check the images")
         return found
-
-    def _keep_close(self) -> float:
-        """Add the gradient of keep_close * KL(M0(u) || f(u)); returns that term."""
-        inputs, total = self.task.draw_unlabelled(), 0.0
-        with torch.no_grad(), temporary_weights(self.network, self.source):
-            known = [self.task.outputs(member, inputs)[0] for member in self.members]
-        for member, before in zip(self.members, known, strict=True):
-            loss = self.tuning.keep_close * divergence(before, self.task.outputs(member, inputs)[0], self.task.head)
-            torch.autograd.backward(loss)
-            total += float(loss.detach()) / len(self.members)
-        return total
 
     def _selected(self, inputs: Tensor) -> dict[str, nn.Parameter]:
         """The parameters that are trained, by their name in the whole network."""
@@ -150,29 +130,6 @@ class Loop:
                 hook.remove()
         returned = [layer for layer, output in ran if any(output is one for one in outputs)]
         return returned or [layer for layer, _ in ran[-1:]]
-
-    def _statistics(self) -> dict[str, Tensor]:
-        """Return the running statistics that are updated too, if the options ask for it."""
-        if self.tuning.batch_statistics == "source":
-            return {}
-        for layer in self.network.modules():
-            if isinstance(layer, _BatchNorm):
-                layer.train()
-        return statistics(self.network)
-
-
-def divergence(before: Tensor, after: Tensor, head: str) -> Tensor:
-    r"""Mean over voxels of :math:`KL(p \| q) = H(p, q) - H(p)`, p of the logits ``before`` and q of ``after``.
-
-    Args:
-        before: Logits (n, classes, *space) of M0; no gradient passes them.
-        after: Logits of the tuned network.
-        head: "softmax" or "sigmoid" (the sum over channels).
-
-    Returns:
-        A number from 0 on.
-    """
-    return (cross_entropy(after, probabilities(before, head), head) - entropy(before, head)).mean()
 
 
 def soft_dice(shares: Tensor, truth: Tensor, valid: Tensor, smooth: float = 1e-5) -> Tensor:

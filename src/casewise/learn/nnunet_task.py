@@ -33,25 +33,15 @@ class NnUNetTask:
         cases: The labelled cases.
         labels: Their labels.
         tuning: Batch size and augmentation ("none" for nnU-Net's validation transforms).
-        unlabelled: Cases that :meth:`draw_unlabelled` takes patches from.
     """
 
-    def __init__(
-        self,
-        backbone: NnUNet,
-        cases: Sequence[Case],
-        labels: Sequence[Mask],
-        tuning: Tuning,
-        unlabelled: Sequence[Case] = (),
-    ) -> None:
+    def __init__(self, backbone: NnUNet, cases: Sequence[Case], labels: Sequence[Mask], tuning: Tuning) -> None:
         self.backbone, self.head = backbone, backbone.head
         self.device = backbone.predictor.device
         with quiet():
             self.trainer = _trainer(backbone)
             self._loss = self.trainer._build_loss().to(self.device)
             self._loader = self._made_loader(cases, labels, tuning)
-            nothing = [np.zeros(case.image.shape[1:], np.uint8) for case in unlabelled]
-            self._unlabelled = self._made_loader(unlabelled, nothing, tuning) if unlabelled else None
 
     def start(self, member: nn.Module) -> None:
         """Switch deep supervision on where the trainer uses it."""
@@ -65,13 +55,6 @@ class NnUNetTask:
         target = made["target"]
         parts = [part.to(self.device) for part in target] if isinstance(target, list) else target.to(self.device)
         return made["data"].to(self.device), parts
-
-    def draw_unlabelled(self) -> Tensor:
-        """Draw patches of cases without labels."""
-        assert self._unlabelled is not None
-        with quiet():
-            made: Tensor = self._unlabelled.generate_train_batch()["data"]
-        return made.to(self.device)
 
     def outputs(self, member: nn.Module, inputs: Tensor) -> Sequence[Tensor]:
         """Return logits at every supervised resolution, the finest first."""

@@ -48,8 +48,6 @@ class Tuning:
             for nnU-Net models.
         augmentation: "default" (nnU-Net's own transforms; mirrors, rotations and intensities for other networks),
             "upright" (only left-right mirrors and small rotations) or "none".
-        keep_close: Weight of KL(M0 || tuned) on unlabelled images; 0 for none.
-        batch_statistics: "source" keeps the running statistics of BatchNorm layers, "batch" trains them along.
         seed: Seed of all random draws.
     """
 
@@ -60,26 +58,20 @@ class Tuning:
     batch: int | None = None
     patch: tuple[int, ...] | None = None
     augmentation: str = "default"
-    keep_close: float = 0.0
-    batch_statistics: str = "source"
     seed: int = 0
 
     def __post_init__(self) -> None:
         for name in ("parameters", "patch"):
             if isinstance(value := getattr(self, name), list):
                 object.__setattr__(self, name, tuple(value))
-        choices = {
-            "optimizer": OPTIMIZERS, "augmentation": AUGMENTATIONS, "batch_statistics": ("source", "batch"),
-        }  # fmt: skip
-        for name, known in choices.items():
+        for name, known in {"optimizer": OPTIMIZERS, "augmentation": AUGMENTATIONS}.items():
             if getattr(self, name) not in known:
                 raise BadInput(f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}")
         for name in ("updates", "batch"):
             if (number := getattr(self, name)) is not None and number < 1:
                 raise BadInput(f"{name} must be at least 1, got {number}")
-        if not (0 < self.rate < math.inf and 0 <= self.keep_close < math.inf):
-            got = f"got {self.rate} and {self.keep_close}"
-            raise BadInput(f"learning_rate must be above 0 and keep_close at least 0, {got}")
+        if not 0 < self.rate < math.inf:
+            raise BadInput(f"learning_rate must be above 0, got {self.rate}")
 
     @property
     def rate(self) -> float:
@@ -95,7 +87,6 @@ def tune(
     labels: Sequence[Mask],
     tuning: Tuning | None = None,
     *,
-    unlabelled: Sequence[Case] = (),
     on_progress: Progress | None = None,
 ) -> TunedWeights:
     """Continue the training of a model on labelled cases; the model itself is restored bit for bit.
@@ -108,7 +99,6 @@ def tune(
         cases: The labelled cases.
         labels: Their labels, in the numbers and on the grid of the model's masks.
         tuning: Options; default :class:`Tuning`.
-        unlabelled: Cases for ``keep_close``.
         on_progress: Called after every update with the number of updates and the loss.
 
     Returns:
@@ -132,8 +122,6 @@ def tune(
 
     tuning = tuning or Tuning()
     notes = check_labels(backbone, cases, labels)
-    if tuning.keep_close and not unlabelled:
-        raise BadInput("keep_close needs unlabelled images, and there are none; set it to 0")
     began, cpu = time.perf_counter(), time.process_time()
     network = backbone.network
     with ExitStack() as stack:
@@ -141,7 +129,7 @@ def tune(
         stack.enter_context(torch.enable_grad())
         stack.enter_context(restored(network))
         seed_generators(tuning.seed)
-        task = task_of(backbone, cases, labels, tuning, unlabelled)
+        task = task_of(backbone, cases, labels, tuning)
         stack.enter_context(fast_norms(network))
         loop = Loop(network, task, tuning)
         losses = [loop.update(on_progress) for _ in range(tuning.updates)]
@@ -154,19 +142,17 @@ def tune(
     return TunedWeights(values, backbone.fingerprint, patients, (), asdict(tuning), facts)
 
 
-def task_of(
-    backbone: Backbone, cases: Sequence[Case], labels: Sequence[Mask], tuning: Tuning, unlabelled: Sequence[Case]
-) -> Task:
+def task_of(backbone: Backbone, cases: Sequence[Case], labels: Sequence[Mask], tuning: Tuning) -> Task:
     """Return nnU-Net's training task for nnU-Net models, and the generic task for all others."""
     if isinstance(plain := unmerged(backbone), NnUNet):
         if plain is not backbone:
             raise BadInput("an nnU-Net cannot be tuned with merged labels; leave merge out")
         from casewise.learn.nnunet_task import NnUNetTask
 
-        return NnUNetTask(plain, cases, labels, tuning, unlabelled)
+        return NnUNetTask(plain, cases, labels, tuning)
     from casewise.learn.generic import GenericTask
 
-    return GenericTask(backbone, cases, labels, tuning, unlabelled)
+    return GenericTask(backbone, cases, labels, tuning)
 
 
 def check_labels(backbone: Backbone, cases: Sequence[Case], labels: Sequence[Mask]) -> list[str]:

@@ -72,7 +72,7 @@ def _row(entry: PredictedCase, metric: str) -> dict[str, Any]:
         "flagged": flagged,
         "rank": (ORDER[entry.status], not flagged, entry.lowest_quality if flagged else 0.0, not entry.warnings),
         "mask": NONE if not entry.has_output else ORIGINAL if kept else NEW,
-        "changed": "nothing" if kept else _changed(entry),
+        "changed": _changed(entry),
         "quality": _quality(entry, metric),
         "why": _why(entry, metric) if flagged or entry.status != "done" else "",
         "warnings": list(entry.warnings),
@@ -90,21 +90,11 @@ def _row(entry: PredictedCase, metric: str) -> dict[str, Any]:
 
 
 def _changed(entry: PredictedCase) -> str:
-    """Return how much the deployed mask differs from M0."""
-    assert entry.decision is not None
-    found = entry.signals.get(str(entry.decision.state.on(""))) or {}
-    share = found.get("delta_foreground")
-    if share is None or share == 0:
-        return _places(entry) if entry.regions else "very little"
-    return f"{share:.1%} of the original segmentation, in {_places(entry)}"
-
-
-def _places(entry: PredictedCase) -> str:
-    """Count the changed regions as the review page does, without the smallest; an entry lists the largest only."""
+    """Return how much the written mask differs from M0; an entry lists the largest regions only."""
     large = sum(bool(region.get("counts", True)) for region in entry.regions)
-    if not large:
-        return "very small places"
-    return f"{'at least ' if large >= REGIONS_LISTED else ''}{pluralize(large, 'place')}"
+    places = f"{'at least ' if large >= REGIONS_LISTED else ''}{pluralize(large, 'place')}" if large else "tiny places"
+    share = "" if entry.changed is None else f"{entry.changed:.1%} of the original segmentation, in "
+    return f"{share}{places}" if entry.regions else "nothing"
 
 
 def _quality(entry: PredictedCase, metric: str) -> str:

@@ -24,8 +24,8 @@ from casewise.core.prediction_record import REGIONS_LISTED, ContractFinding, Pre
 from casewise.core.records import FAILED, Case, Mask, Signals, State, Trajectory
 from casewise.data.folders import CaseFiles
 from casewise.data.nifti import place_like
+from casewise.judge.controllers.region_gate import gate_regions
 from casewise.judge.policy import no_go
-from casewise.measure.regions import regions_of
 from casewise.render.mask_pictures import Preview, grey_levels
 from casewise.run.prediction_folder import Layout, input_hashes, versions, write_entry
 
@@ -128,7 +128,7 @@ class PredictCase:
             signals=signals_of(found),
             diagnostics=found.trajectory.diagnostics,
             appearance={} if found.appearance is None else dict(found.appearance.numbers),
-            regions=self._regions(found.source_mask, found.mask),
+            **self._edit(found.source_mask, found.mask),
             volumes={str(label): round(volume, 4) for label, volume in found.volumes.items()},
             measures=found.measures,
             no_interval=found.no_interval,
@@ -182,13 +182,14 @@ class PredictCase:
         if self.keep_header:
             place_like(path, self.cases[reading.case.id].images[0])
 
-    def _regions(self, source: Mask, mask: Mask) -> tuple[dict[str, Any], ...]:
-        """The largest regions of the edit that is deployed: number, voxels, whether it counts, first voxel."""
+    def _edit(self, source: Mask, mask: Mask) -> dict[str, Any]:
+        """The changed share of M0, and the largest regions: number, voxels, whether it counts, first voxel."""
         how = self.deployment.adaptation
-        found = regions_of(source, mask, min_area=how.min_area, foreground=how.foreground)
+        found = gate_regions(source, mask, min_area=how.min_area)
         order = np.argsort(-found.sizes, kind="stable")[:REGIONS_LISTED]
         first = found.voxels[np.unique(found.number, return_index=True)[1]]
-        return tuple(
+        original = np.count_nonzero(source) if how.foreground else source.size
+        regions = tuple(
             {
                 "number": int(number),
                 "voxels": int(found.sizes[number]),
@@ -197,6 +198,7 @@ class PredictCase:
             }
             for number in order
         )
+        return {"changed": found.area / original if original else None, "regions": regions}
 
 
 def signals_of(found: CaseResult) -> dict[str, Signals]:

@@ -12,7 +12,8 @@ from torch import Tensor
 from casewise.adapt.augmentations import LightView, light_view
 from casewise.adapt.logits import confidence, cross_entropy, probabilities
 from casewise.adapt.objective import Adaptable, Update
-from casewise.adapt.optimizers import current, displaced, optimizer_of
+from casewise.adapt.optimizers import current, optimizer_of
+from casewise.adapt.snapshot import swapped
 from casewise.core.errors import BadInput
 
 
@@ -78,7 +79,7 @@ class Cotta:
             pictures = [view.apply(subject.inputs) for view in views]
 
             def loss(logits: Tensor, inputs: Tensor, rows: slice) -> tuple[Tensor, float]:
-                with torch.no_grad(), displaced(subject, teacher):
+                with torch.no_grad(), swapped(subject.parameters, teacher):
                     seen = [
                         view.invert(subject.logits(picture[rows]))
                         for view, picture in zip(views, pictures, strict=True)

@@ -13,7 +13,8 @@ from torch.nn import functional
 from casewise.adapt.augmentations import WEAK_VIEWS, drawn_seed, gaussian_field
 from casewise.adapt.logits import cross_entropy, entropy, probabilities
 from casewise.adapt.objective import Adaptable, ChunkLoss, Update
-from casewise.adapt.optimizers import Values, cosine, displaced, gradients, optimizer_of, shifted
+from casewise.adapt.optimizers import Values, cosine, gradients, optimizer_of, shifted
+from casewise.adapt.snapshot import swapped
 
 _TINY = 1e-7
 
@@ -227,7 +228,7 @@ class Grata:
         """Return the entropy gradient at theta, the consistency gradient at theta' (also in ``.grad``), the losses."""
         uncertain = subject.backward(_entropy_loss(subject))
         ahead = gradients(subject)
-        with displaced(subject, shifted(subject, ahead, -1.0)):
+        with swapped(subject.parameters, shifted(subject, ahead, -1.0)):
             inconsistent = subject.backward(self._consistency(subject), inputs=self._strong(subject))
         losses = {"entropy_loss": uncertain or 0.0, "consistency_loss": inconsistent or 0.0}
         return ahead, gradients(subject), losses

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from casewise.adapt.logits import entropy, largest_entropy, slice_means
 from casewise.adapt.objective import Adaptable, Update
-from casewise.adapt.optimizers import displaced, gradients, norm, optimizer_of, shifted
+from casewise.adapt.optimizers import gradients, norm, optimizer_of, shifted
+from casewise.adapt.snapshot import swapped
 from casewise.core.errors import BadInput
 
 PUBLISHED_RECOVERY = 0.2  # nats, hard-coded in the official code, for 1000 classes
@@ -101,7 +102,7 @@ class Sar:
             if loss is None:
                 return seen
             slope = gradients(subject)
-            with displaced(subject, shifted(subject, slope, self.radius / (norm(slope) + 1e-12))):
+            with swapped(subject.parameters, shifted(subject, slope, self.radius / (norm(slope) + 1e-12))):
                 sharp = subject.backward(second, inputs=subject.inputs)
             if sharp is None:
                 return seen | {"loss": loss}

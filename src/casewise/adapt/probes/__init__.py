@@ -23,7 +23,7 @@ Probe = Callable[["Episode"], "float | Signals | None"]
 PROBES: Registry[str] = Registry(
     "signal",
     {
-        **{name: f"casewise.adapt.{info.probe}" for name, info in SIGNALS.items() if info.probe},
+        **{name: f"casewise.adapt.{info.probe}:{name}" for name, info in SIGNALS.items() if info.probe},
         REGION_SCORES: "casewise.adapt.probes:drop",
     },
 )

@@ -16,7 +16,6 @@ from casewise.adapt.forward_episode import ForwardEpisode, ForwardPass
 from casewise.adapt.parameters import fast_norms
 from casewise.adapt.proposers import PreparedCase, bind
 from casewise.adapt.views import Drawn, View, count, drawn, inverted, renormalizes, unmirrored, views_of
-from casewise.adapt.views.source import SourceStatistics, read_source_statistics
 from casewise.core.errors import BadInput, NotFinite
 from casewise.core.records import Binding, Case
 
@@ -38,19 +37,11 @@ class Views:
     def __post_init__(self) -> None:
         if self.running and self.how.consensus != "mean":
             raise BadInput(f"a running consensus must be a mean, got {self.how.consensus!r}")
-        views_of(self.views, statistics=self._statistics)  # raises an error for views that do not exist
-
-    @property
-    def _statistics(self) -> SourceStatistics | None:
-        file = self.how.source_statistics
-        return None if file is None else read_source_statistics(file)
+        views_of(self.views)  # raises an error for views that do not exist
 
     def on(self, backbone: Backbone) -> tuple[View | Drawn, ...]:
         """Return the views for a backbone, without mirrors over which every forward pass averages anyway."""
-        known = self._statistics
-        if known is not None:
-            known.check(backbone.fingerprint, backbone.loader)
-        made = views_of(self.views, statistics=known)
+        made = views_of(self.views)
         _check_absolute(made, backbone)
         fixed = unmirrored([view for view in made if not isinstance(view, Drawn)], self._averaged(backbone))
         found: tuple[View | Drawn, ...] = (*fixed, *(view for view in made if isinstance(view, Drawn)))
@@ -80,7 +71,7 @@ class Views:
         return views if self.running else views + 1
 
     def binding(self, network: Backbone | nn.Module) -> Binding:
-        """Bind a policy to the views, their consensus, and the statistics of source images where views use them."""
+        """Bind a policy to the views and their consensus."""
         return bind(self, self.how, network, self.options(network))
 
     def options(self, network: Backbone | nn.Module) -> dict[str, Any]:
@@ -93,7 +84,6 @@ class Views:
             "seed": how.seed if any(isinstance(view, Drawn) for view in views) else None,
             "mirrored_views": how.mirrored_views and bool(_mirrored(backbone)),
             "source_weight": self.source_weight(backbone),
-            "source_images": None if self._statistics is None else self._statistics.images,
         }
 
     def pipeline(self, prepared: Prepared, backbone: Backbone) -> Pipeline:

@@ -17,13 +17,11 @@ import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from casewise.adapt.views.source import Fourier, Histogram, SourceStatistics, read_source_statistics
 from casewise.adapt.views.transforms import (
     Bias,
     Blur,
@@ -172,14 +170,10 @@ VIEWS: Registry[Callable[..., Any]] = Registry(
         "stretch": Stretch,
         "grey-world": GreyWorld,
         "noise": Noise,
-        "histogram": Histogram,
-        "fourier": Fourier,
         "random": Drawn,
     },
 )
-"""Every view by name; ``histogram`` and ``fourier`` need the source statistics of the model."""
-
-_FROM_SOURCE = ("histogram", "fourier")
+"""Every view by name."""
 
 SETS: Registry[tuple[str, ...]] = Registry(
     "set of views",
@@ -210,23 +204,22 @@ No set contains ``scale(0.75)``: it lowered the metric in all five recordings th
 """
 
 
-def views_of(spec: str, *, statistics: SourceStatistics | str | Path | None = None) -> tuple[View | Drawn, ...]:
+def views_of(spec: str) -> tuple[View | Drawn, ...]:
     """Parse a list of views: sets, views, chains with ``+``, ``random(n)`` and addresses, separated by commas.
 
     >>> [str(view) for view in views_of("light")]
     ['mirror(x)', 'gamma(1.2)', 'gamma(1.4)', 'gamma(1.4)+mirror(x)']
     """
-    known = read_source_statistics(statistics) if isinstance(statistics, str | Path) else statistics
     words = [word.strip() for word in re.split(r",(?![^(]*\))", spec) if word.strip()]
     if not words:
         raise BadInput("name at least one view or set of views, such as views:mri or views:gamma(1.4),mirror(x)")
     listed = [name for word in words for name in (SETS[word] if word in SETS else (word,))]  # noqa: SIM401
-    made = [_chained(word, known) for word in dict.fromkeys(listed)]
+    made = [_chained(word) for word in dict.fromkeys(listed)]
     return tuple(view for view in made if not isinstance(view, Identity))
 
 
-def _chained(word: str, statistics: SourceStatistics | None) -> View | Drawn:
-    parts = [_single(part, statistics) for part in word.split("+")]
+def _chained(word: str) -> View | Drawn:
+    parts = [_single(part) for part in word.split("+")]
     if len(parts) == 1:
         return parts[0]
     if any(isinstance(part, Drawn) for part in parts):
@@ -234,7 +227,7 @@ def _chained(word: str, statistics: SourceStatistics | None) -> View | Drawn:
     return ViewChain(tuple(part for part in parts if not isinstance(part, Drawn)))
 
 
-def _single(word: str, statistics: SourceStatistics | None) -> View | Drawn:
+def _single(word: str) -> View | Drawn:
     if ":" in word:
         return _own(word)
     found = re.fullmatch(r"([a-z0-9-]+)(?:\(([^()]*)\))?", word)
@@ -245,10 +238,6 @@ def _single(word: str, statistics: SourceStatistics | None) -> View | Drawn:
     if name in SETS:
         raise BadInput(f"{name!r} is a set of views and cannot be chained or have arguments; name it alone")
     arguments: list[Any] = [_argument(name, text) for text in given]
-    if name in _FROM_SOURCE:
-        if statistics is None:
-            raise BadInput(f"view {name} needs --source-statistics FILE, made by casewise record --measure-source")
-        arguments.insert(0, statistics)
     if name == "random" and arguments[1:]:
         arguments[1] = arguments[1] == "photos"
     try:
@@ -260,7 +249,7 @@ def _single(word: str, statistics: SourceStatistics | None) -> View | Drawn:
 
 
 def _argument(name: str, text: str) -> Any:
-    if re.fullmatch(r"[+-]?\d+", text) and name in ("rotate90", "random", "fourier", "noise"):
+    if re.fullmatch(r"[+-]?\d+", text) and name in ("rotate90", "random", "noise"):
         return int(text)
     try:
         return float(text)

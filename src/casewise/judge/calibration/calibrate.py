@@ -30,7 +30,7 @@ from casewise.judge.controllers import takes
 from casewise.judge.controllers.metadata import RISK, metadata_of
 from casewise.judge.controllers.router import bucket_of
 from casewise.judge.decide import has_consensus, unshrunk_hint
-from casewise.judge.ledger import OURS, PAPER, note_comparison
+from casewise.judge.ledger import OURS, PAPER, compared_as, note_comparison
 from casewise.judge.outcomes import outcomes
 from casewise.judge.policy import (
     READY,
@@ -179,7 +179,6 @@ def calibrate(
         )
         raise BadInput(f"policy {design.name!r} {why}")
     if kind.fitted_by == "cuts":
-        note_comparison(holdout, [design.name])  # before any label is read
         fitted, examined = _routed(holdout, options, mode, convention)
     elif kind.fitted_by == "budget":
         fitted["options"] = {"step": budget(frame, budget_rule)}
@@ -207,6 +206,8 @@ def calibrate(
     found["concerns"] += [unflagged] if unflagged else []
     if hybrid:
         policy = _hybrid(policy, holdout, convention, window)
+    if kind.fitted_by == "cuts":
+        note_comparison(holdout, [compared_as(policy)])  # before any result is shown
     return replace(policy, preflight=found)
 
 

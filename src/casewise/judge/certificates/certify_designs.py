@@ -22,6 +22,7 @@ from casewise.judge.calibration.designs import DESIGNS
 from casewise.judge.certificates.certificate import Certificate, policy_digest
 from casewise.judge.certificates.certify_router import Promise, issue, limits, loss_table, note_attempt, tested_cuts
 from casewise.judge.certificates.evidence import Evidence, check_router, cluster_of, router_evidence
+from casewise.judge.ledger import compared_as
 from casewise.judge.policy import check_go, no_go
 
 
@@ -67,7 +68,7 @@ def certify_designs(
         check_go(one, force=force)
     names = [one.name for one in policies]
     digests = [policy_digest(one) for one in policies]
-    together = None if halved else names
+    together = None if halved else [compared_as(one) for one in policies]
     each = [router_evidence(archive, one, margin=asked.margin, together=together) for one in policies]
     designs = [DesignEvidence(*pair) for pair in zip(policies, each, strict=True)]
     question = {"method": "designs", "designs": digests, **asdict(asked)}

@@ -19,7 +19,7 @@ from casewise.judge.certificates import risk_control
 from casewise.judge.certificates.certificate import Certificate, policy_digest
 from casewise.judge.certificates.evidence import LOSSES, Evidence, Floats, LossTable, Together
 from casewise.judge.decide import replay_case
-from casewise.judge.ledger import attempt_sentence, certification_attempt, earlier_looks, unlock
+from casewise.judge.ledger import attempt_sentence, certification_attempt, compared_as, earlier_looks, unlock
 from casewise.judge.monitors.quota import quota_of
 from casewise.judge.outcomes import LITTLE, judged_sentence
 from casewise.judge.policy import check_go, fitted_on, judge_of
@@ -95,13 +95,14 @@ def note_attempt(
 ) -> dict[str, Any]:
     """Write down the attempt and return its number with the warnings: a forced no-go, earlier looks at the labels.
 
-    Call it when the labels can be read; a refused question is not an attempt.
+    Call it when the labels can be read; a refused question is not an attempt. ``together`` names the policies that
+    are certified with this one; None stands for all.
     """
     warning = check_go(policy, force=force)
     attempt = certification_attempt(archive, {"policy": policy_digest(policy), "name": policy.name, **question})
     warnings = [f"{warning}. It was certified nevertheless (--set force=true)."] if warning else []
     warnings += [attempt_sentence(attempt)] if attempt > 1 else []
-    warnings += earlier_looks(archive, {policy.name} if together == () else together)
+    warnings += earlier_looks(archive, None if together is None else {compared_as(policy), *together})
     return {"attempt": attempt, "warnings": tuple(warnings)}
 
 

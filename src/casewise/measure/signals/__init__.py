@@ -25,9 +25,10 @@ class SignalInfo:
     forwards: int = 0  # forward passes beyond the prediction M_k, a plain one for comparison among them
     backwards: int = 0  # backward passes; gradient_norm shares the one that takes the step
     of: Callable[[Mask, Mask], float | None] | None = None  # read from M0's mask and the step's mask alone
-    probe: str = ""  # "module:function" below casewise.adapt, read from the episode when it is asked for
+    probe: str = ""  # module below casewise.adapt with a function of this name, which reads the signal when asked for
 
 
+_PERTURBATIONS = "probes.perturbations"
 _SIGNALS = (
     SignalInfo("regions", "components of D of at least min_area voxels, n_reg", True),
     SignalInfo("delta", "share of all voxels that changed, |D|/|Omega|", True),
@@ -41,25 +42,9 @@ _SIGNALS = (
     SignalInfo("msp", "mean largest softmax probability of M_k over all voxels", False),
     SignalInfo("entropy_on_d", "mean entropy of M_k over D, in nats", True),
     SignalInfo("gradient_norm", "L2 norm of the gradient that took the step", True, 0, 1),
-    SignalInfo(
-        "grata_cosine", "cosine of entropy and consistency gradient", False, 8, 2, probe="objectives.grata:grata_cosine"
-    ),
-    SignalInfo(
-        "augmentation_disagreement",
-        "1 - agreement under 8 augmentations",
-        True,
-        9,
-        0,
-        probe="probes.perturbations:augmentation_disagreement",
-    ),
-    SignalInfo(
-        "dropout_disagreement",
-        "1 - agreement under dropout",
-        True,
-        9,
-        0,
-        probe="probes.perturbations:dropout_disagreement",
-    ),
+    SignalInfo("grata_cosine", "cosine of entropy and consistency gradient", False, 8, 2, probe="objectives.grata"),
+    SignalInfo("augmentation_disagreement", "1 - agreement under 8 augmentations", True, 9, probe=_PERTURBATIONS),
+    SignalInfo("dropout_disagreement", "1 - agreement under dropout", True, 9, probe=_PERTURBATIONS),
     SignalInfo("agreement", "mean class Dice with the other candidates, without pairs of empty masks", False),
     SignalInfo("likeness", "mean class Dice with the other candidates; two empty masks count 1", False),
     SignalInfo("agreement_source", "mean class Dice with M0", False),
