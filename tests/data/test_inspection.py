@@ -112,7 +112,7 @@ def test_a_damaged_file_does_not_end_the_inspection(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("offset", "form", "values", "problem"),
     [
-        (70, "<h", [9999], "9999 is no datatype"),
+        (70, "<h", [9999], "9999 is not a datatype"),
         (280, "<12f", [0.0] * 12, "places no volume"),
         (280, "<f", [np.nan], "no volume"),
     ],
