@@ -410,7 +410,7 @@ def _signal_report(known: Sequence[Known]) -> dict[str, Any]:
     """Return the rank correlation of M0's agreement with M0's metric on these cases."""
     own = [candidate_signals(one.seen)[SOURCE].get("agreement") for one in known]
     pairs = [(a, one.source, one.cluster) for a, one in zip(own, known, strict=True) if a is not None]
-    rho, p = quality.carries([a for a, _, _ in pairs], [m for _, m, _ in pairs], [c for _, _, c in pairs])
+    rho, p = quality.rank_correlation([a for a, _, _ in pairs], [m for _, m, _ in pairs], [c for _, _, c in pairs])
     return {"agreement": {"rho": rho if np.isfinite(rho) else None, "p": p, "cases": len(pairs)}}
 
 
