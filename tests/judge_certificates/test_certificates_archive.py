@@ -338,7 +338,7 @@ def test_harm_can_be_counted_beyond_a_margin(site):
     assert wide.low["harmed"].tolist() == (lost > 0.03).astype(float).tolist()
     assert wide.low["harmed"].sum() < plain.low["harmed"].sum()
     found, _ = certify_router(site.archive, site.policy, Promise(("harmed",), (0.3,), margin=0.03))
-    assert "ends more than 0.03 below" in found.statement
+    assert "falls by more than 0.03 against the original mask" in found.statement
     with pytest.raises(BadInput, match="a margin works only with the loss 'harmed'"):
         Promise(("ha",), (0.1,), margin=0.03)
 
