@@ -122,7 +122,7 @@ def test_an_archive_knows_the_order_and_continues_after_an_interruption(unet, tm
     assert whole.binding.options["reset"] == "stream"
     results = recorded(unet, tmp_path / "parts", pictures, how)[1]
     next(results)
-    results.close()  # as a killed run
+    results.close()  # as after a killed run
     assert fingerprint(unet) == before
     list(recorded(unet, tmp_path / "parts", pictures, how)[1])
     parts = open_archive(tmp_path / "parts")

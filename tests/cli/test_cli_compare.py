@@ -350,7 +350,7 @@ def test_a_plan_on_what_is_not_there_is_refused_before_the_new_masks_are_opened(
     words += [] if "needs labels" in sentence else ["-l", root / "labels"]
     words += ["--cases", root / "cases.csv"] if "site Z" in sentence else []
     assert sentence in str(run(*words).exception)
-    assert "new-opened" not in (root / "plan.log.jsonl").read_text()  # the plan can be mended in time
+    assert "new-opened" not in (root / "plan.log.jsonl").read_text()  # the plan can still be corrected
 
 
 def test_a_criterion_that_no_case_can_be_judged_by_is_not_called_a_matter_of_too_few_patients(tmp_path):

@@ -144,7 +144,7 @@ def test_choose_compares_with_its_anchor_and_may_go_back_to_m0():
     assert harmful.decide(shown).state == SOURCE
     assert "M0 is expected to gain +0.1524 over candidate 3" in harmful.decide(shown).reason
     both_unsure = replace(harmful, replicates=(((-9.0, 0, 0), ()), ((9.0, 0, 0), ())))
-    assert both_unsure.decide(shown).state == State(3)  # unsure of everything, it stays
+    assert both_unsure.decide(shown).state == State(3)  # no gain is sure, so the anchor stays
     never = replace(harmful, spread=float("inf"))
     assert never.expected(shown) == {}
     assert never.decide(shown).state == State(3)
@@ -164,7 +164,7 @@ def test_departures_are_tried_on_clusters_left_out_before_they_are_used(known, s
     shuffled = [replace(one, seen=other.seen) for one, other in zip(kind, [*kind[7:], *kind[:7]], strict=True)]
     assert fit_choose(shuffled, setting).spread == float("inf")
     few = [one for one in known if one.cluster in sorted({one.cluster for one in known})[:2]]
-    assert fit_choose(few, setting).spread == float("inf")  # two clusters cannot try anything
+    assert fit_choose(few, setting).spread == float("inf")  # two clusters are too few to test departures
     helped = [replace(one, metric={**one.metric, State(1): 1.0}) for one in known]
     assert fit_choose(helped, setting).anchor == "1"
 
@@ -274,7 +274,7 @@ def test_views_around_the_truth_are_taken_and_misled_ones_are_not(tmp_path, know
     assert "no design passes" in against.why
     worst = {row.design: row for row in against.rows}
     assert worst["consensus"].gain < -0.05
-    assert worst["choose"].gain > -0.03  # it learned that nothing helps
+    assert worst["choose"].gain > -0.03  # the fitted model expects no gain
     assert worst["merge"].gain > -0.03
 
 
@@ -405,7 +405,7 @@ def test_the_mean_and_its_bounds_agree_with_a_second_computation():
     mean, low, high = mean_low(values, clusters, level=0.9)
     error = values.std(ddof=1) / 2 * 1.6377443  # t of three degrees of freedom
     assert (mean, low, high) == pytest.approx((0.15, 0.15 - error, 0.15 + error))
-    assert mean_low(np.repeat(values, 2), np.repeat(clusters, 2).tolist())[1] == pytest.approx(low)  # twins add nothing
+    assert mean_low(np.repeat(values, 2), np.repeat(clusters, 2).tolist())[1] == pytest.approx(low)  # equal scans
 
 
 def test_a_flag_says_how_good_the_deployed_mask_is_at_least():
@@ -461,7 +461,7 @@ def test_calibrate_compares_the_designs_and_the_policy_travels(tmp_path, archive
     assert all(decision.quality_low is not None for decision in first)
     assert 0 < sum(decision.flagged for decision in first) < len(first)
     said = "\n".join(in_words(made))
-    assert "are equally likely" in said  # what p is worth
+    assert "are equally likely" in said  # how p is printed
     assert f"taken: {made.controller}" in said
     assert "flags:" in said
 

@@ -59,7 +59,7 @@ def test_a_consensus_among_the_candidates_has_no_vote() -> None:
     alone = candidates_of([SMALL, GROWN, APART]).signals()
     beside = candidates_of([SMALL, GROWN, APART, GROWN], voters=(0, 1, 2)).signals()
     assert beside[:3] == alone
-    assert beside[3]["agreement"] > alone[1]["agreement"]  # it is compared with all three, its twin among them
+    assert beside[3]["agreement"] > alone[1]["agreement"]  # it is compared with all three, its copy included
 
 
 def test_background_counts_where_it_is_a_class() -> None:
@@ -123,7 +123,7 @@ EMPTY = np.zeros_like(SMALL)
 
 def test_empty_masks_are_alike_and_say_nothing_about_their_quality() -> None:
     m0, same, drawn = candidates_of([EMPTY, EMPTY, SMALL]).signals()
-    assert m0["agreement"] == m0["agreement_all"] == 0.0  # of the pairs that hold something
+    assert m0["agreement"] == m0["agreement_all"] == 0.0  # over the pairs that are not both empty
     assert m0["likeness"] == same["likeness"] == 0.5
     assert drawn["likeness"] == 0.0
     assert same["agreement_source"] == 1.0  # no edit

@@ -1,4 +1,4 @@
-"""What reviewers chose is what is written; what they did not look at, or looked at before it changed, stays open."""
+"""The masks that reviewers chose are written; cases without a review, or with a review of an earlier output, stay open."""
 
 from __future__ import annotations
 
