@@ -283,7 +283,7 @@ def test_no_module_has_a_name_that_says_nothing() -> None:
     assert not wrong, f"name them after their content: {wrong}"
 
 
-def test_one_name_is_one_thing() -> None:
+def test_no_two_files_or_classes_share_a_name() -> None:
     """No two files outside the command line share a stem, and no two classes share a name."""
     stems = Counter(path.stem for path in MODULES.values() if path.parent.name != "cli" and path.stem != "__init__")
     classes = Counter(

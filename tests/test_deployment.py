@@ -323,7 +323,7 @@ def test_contract_and_memory_of_the_command_line_reach_the_deployment(stopped: N
 # ---- what a deployment does ----
 
 
-def test_each_part_of_a_deployment_matters(case: Case) -> None:
+def test_each_field_of_a_deployment_has_an_effect(case: Case) -> None:
     flat = Case("flat", np.ones((1, 2, 16, 16), np.float32))
     with pytest.raises(Refused, match=r"case flat does not meet the model's input contract: .*; correct the file"):
         Deployment(MODEL, FIXED, {"": PLAIN}).predict(flat)

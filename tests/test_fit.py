@@ -288,7 +288,7 @@ FOLDERS = ("archive", "held-out")
 
 
 def test_a_promise_is_printed_only_where_it_holds(promised, tmp_path):
-    """A new disc is covered; a disc that certified or taught is not, and a folder unlike the labelled one is not either."""
+    """A new disc is covered; a labelled disc is not, and a folder unlike the labelled one is not either."""
     image, label = disc(99, 2, 24)
     new = promised.predict(image)
     assert not new.notes

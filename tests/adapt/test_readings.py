@@ -67,7 +67,7 @@ def test_a_mirrored_reading_is_the_mirrored_prediction_of_the_mirror_image(backb
 
 
 @pytest.mark.parametrize("kind", ["mean", "vote", "medoid"])
-def test_each_kind_of_consensus_is_what_it_says(backbone, case, kind):
+def test_each_kind_of_consensus_follows_its_formula(backbone, case, kind):
     made = read(backbone, case, "mirror(x),gamma(1.4),blur", consensus=kind)
     masks, last = made.masks[:-1], made.masks[-1]
     assert made.rungs[-1] == kind

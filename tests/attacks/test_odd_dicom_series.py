@@ -66,7 +66,7 @@ def test_one_bad_series_affects_no_other(tags: dict[str, object], says: str, tmp
     assert says in str(refused["bad"])
 
 
-def test_one_damaged_file_costs_no_series(tmp_path: Path) -> None:
+def test_one_damaged_file_affects_no_series(tmp_path: Path) -> None:
     write_series(tmp_path / "good", VALUES)
     (tmp_path / "torn.dcm").write_bytes(b"\0" * 128 + b"DICM" + b"\x02\x00\x10\x00UI\xff\xff")
     data = pydicom.dcmread(write_series(tmp_path / "lone", VALUES[:1])[0])

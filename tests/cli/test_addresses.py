@@ -44,7 +44,7 @@ def test_a_controller_of_your_own_is_replayed_calibrated_and_read_again_when_typ
     assert "12 cases" in said("replay", archive, archive, "--set", f"controller={OWN}")
 
 
-def test_its_options_are_set_like_any_others(archive: Path) -> None:
+def test_options_of_a_controller_of_your_own_are_set_like_any_others(archive: Path) -> None:
     assert "keep 12" in said("replay", archive, OWN, "--option", "largest_share=1")
     assert "rollback 12" in said("replay", archive, OWN, "--option", "largest_share=-1")
 

@@ -73,7 +73,7 @@ def test_conformal_p_values_count_what_is_larger():
     assert 0.25 < monitor.p_value("a", 2.0) <= 0.75  # ties are broken by chance
 
 
-def test_all_coordinates_equal_is_no_alarm():
+def test_equal_coordinates_raise_no_alarm():
     monitor = Exchangeability((0.0,) * 20, 0.05)
     for t in range(200):
         monitor = monitor.seen(f"c{t}", 0.0)

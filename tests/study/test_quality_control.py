@@ -115,7 +115,7 @@ def test_an_archive_of_views_is_controlled_without_its_consensus(tmp_path):
     assert run(archive.path, "-l", tmp_path, "-o", tmp_path / "out").exit_code != 0
 
 
-def test_one_opinion_is_none(raters):
+def test_one_mask_per_case_is_refused(raters):
     with pytest.raises(BadInput, match="at least two folders of masks, got 1"):
         list(folder_opinions([raters / "model"], labels=None, cases=None))
 

@@ -1,4 +1,4 @@
-"""The masks that reviewers chose are written; cases without a review, or with a review of an earlier output, stay open."""
+"""The chosen masks are written; cases without a review, or with a review of an earlier output, stay open."""
 
 from __future__ import annotations
 
