@@ -1,4 +1,4 @@
-"""Imports point one way, torch stays in its half, and labels stay behind the wall: one test for each rule.
+"""Imports point one way, torch stays in its half, and code that decides cannot reach labels: one test for each rule.
 
 Imports are read from the syntax trees: lazy ones, ``importlib.import_module("name")`` and addresses such as
 ``"casewise.run.ray:RayEngine"`` too. Rules about torch and labels follow them through every module on the way.
@@ -211,7 +211,7 @@ def test_a_study_is_known_to_analyses_only() -> None:
 
 
 def test_nobody_asks_a_controller_for_its_name() -> None:
-    """What a kind of controller is, it says itself (``about``): ``policy.controller == "router"`` is refused."""
+    """What a kind of controller is, it says itself (``metadata``): ``policy.controller == "router"`` is refused."""
     wrong = [
         f"{module}:{node.lineno}"
         for module, path in MODULES.items()
@@ -283,7 +283,7 @@ def test_no_module_has_a_name_that_says_nothing() -> None:
     assert not wrong, f"name them after their content: {wrong}"
 
 
-def test_one_name_is_one_thing() -> None:
+def test_no_two_files_or_classes_share_a_name() -> None:
     """No two files outside the command line share a stem, and no two classes share a name."""
     stems = Counter(path.stem for path in MODULES.values() if path.parent.name != "cli" and path.stem != "__init__")
     classes = Counter(

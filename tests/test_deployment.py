@@ -1,7 +1,7 @@
-"""No knob is dropped on the way: each field of an adaptation, a model and a deployment reaches what it is for.
+"""Every field of an adaptation, a model and a deployment has an effect.
 
-Every way in is tried: ``guard``, ``Deployment.segment`` and ``.record``, the work of ``predict`` and ``record`` after a
-journey between processes, the service, and the command line.
+Every entry point is tried: ``guard``, ``Deployment.predict``, the work of ``predict`` and ``record`` in another
+process, the service, and the command line.
 """
 
 from __future__ import annotations
@@ -133,14 +133,14 @@ Way = Callable[[Adaptation, Case, Path, Path], Any]
 WAYS: list[Way] = [by_guard, by_predict, by_record, by_predict_work, by_record_work, by_service]
 
 
-def test_every_knob_has_another_value_here() -> None:
+def test_every_field_has_another_value_here() -> None:
     assert set(OTHER) == {field.name for field in fields(Adaptation)}
     assert all(value != getattr(PLAIN, name) for name, value in OTHER.items())
 
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", [name for name in OTHER if name != "reset"])  # tests/adapt/test_stream.py
-def test_each_knob_of_an_adaptation_reaches_the_episode(
+def test_each_field_of_an_adaptation_reaches_the_episode(
     name: str, way: Way, arrived: list[Adaptation], case: Case, scan: Path, tmp_path: Path
 ) -> None:
     how = replace(PLAIN, **{name: OTHER[name]}, **NEEDS.get(name, {}))
@@ -149,8 +149,8 @@ def test_each_knob_of_an_adaptation_reaches_the_episode(
     assert getattr(arrived[0], name) == OTHER[name]
 
 
-def test_an_episode_reads_every_knob(case: Case) -> None:
-    """A field that nothing reads is a knob that does nothing."""
+def test_an_episode_reads_every_field(case: Case) -> None:
+    """A field that nothing reads would have no effect."""
     read: set[str] = set()
 
     class Watched(Adaptation):
@@ -175,7 +175,7 @@ def test_an_episode_reads_every_knob(case: Case) -> None:
         "merge": ("disc=rim+cup",),
     }.items(),
 )  # fmt: skip
-def test_each_knob_of_a_model_reaches_the_loader(name: str, value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_field_of_a_model_reaches_the_loader(name: str, value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
     monkeypatch.setattr(model_module, "load_backbone", lambda *spec, **options: (spec, options))
     monkeypatch.setattr(model_module, "merged", lambda backbone, lines: seen.append((backbone, lines)))
@@ -188,8 +188,8 @@ def test_each_knob_of_a_model_reaches_the_loader(name: str, value: Any, monkeypa
     assert seen[0] != seen[1], f"{name} is dropped on the way to the loader"
 
 
-def test_the_list_of_model_knobs_is_complete() -> None:
-    listed = test_each_knob_of_a_model_reaches_the_loader.pytestmark[0].args[1]  # type: ignore[attr-defined]
+def test_the_list_of_model_fields_is_complete() -> None:
+    listed = test_each_field_of_a_model_reaches_the_loader.pytestmark[0].args[1]  # type: ignore[attr-defined]
     assert {name for name, _ in listed} == {field.name for field in fields(Model)}
 
 
@@ -288,8 +288,8 @@ def test_both_words_of_a_pair_of_flags_mean_in_a_file_what_they_say(
 
 def test_every_option_of_an_adaptation_is_tried() -> None:
     assert set(TYPED) | set(OF_VIEWS) | ELSEWHERE == {field.name for field in fields(AdaptationOptions)}
-    knobs = {field.name for field in fields(AdaptationOptions)}
-    assert knobs <= {field.name for field in fields(Adaptation)}
+    taken = {field.name for field in fields(AdaptationOptions)}
+    assert taken <= {field.name for field in fields(Adaptation)}
 
 
 @pytest.mark.parametrize(
@@ -323,7 +323,7 @@ def test_contract_and_memory_of_the_command_line_reach_the_deployment(stopped: N
 # ---- what a deployment does ----
 
 
-def test_each_part_of_a_deployment_matters(case: Case) -> None:
+def test_each_field_of_a_deployment_has_an_effect(case: Case) -> None:
     flat = Case("flat", np.ones((1, 2, 16, 16), np.float32))
     with pytest.raises(Refused, match=r"case flat does not meet the model's input contract: .*; correct the file"):
         Deployment(MODEL, FIXED, {"": PLAIN}).predict(flat)
@@ -451,7 +451,7 @@ def test_a_network_that_was_left_in_training_mode_predicts_as_in_evaluation_mode
     assert network.training
 
 
-def test_an_episode_of_a_backbone_says_what_takes_one() -> None:
+def test_run_episode_refuses_a_backbone_and_names_guard() -> None:
     with pytest.raises(BadInput, match="guard takes both"):
         run_episode(MODEL.load(), np.zeros((1, 1, 32, 32)), "views:light")
 

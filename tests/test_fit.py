@@ -97,7 +97,7 @@ def test_a_deployment_is_saved_and_loaded(fitted, tmp_path):
         casewise.load(tmp_path / "copy", model=model)
 
 
-def test_the_same_call_goes_on_and_another_is_refused(fitted):
+def test_the_same_call_resumes_and_another_is_refused(fitted):
     model, deployment, out, _ = fitted
     images, labels = hearts(6)
     patients = [f"p{number}" for number in range(6)]
@@ -131,7 +131,7 @@ def test_a_second_fit_into_the_same_folder_is_refused_while_the_first_one_runs(t
         casewise.fit(phantom_cardiac(), images, labels, out=tmp_path, views="light", learn=False, jobs=1)
 
 
-def test_three_patients_are_too_few_to_learn_and_that_is_said():
+def test_three_patients_are_too_few_to_learn_and_that_is_reported():
     images, labels = hearts(5)
     deployment = casewise.fit(
         phantom_cardiac(), images, labels, patients=["a", "a", "b", "b", "c"], views="light", jobs=1
@@ -147,7 +147,7 @@ def test_a_promise_that_needs_more_patients_is_refused_at_once_and_leaves_nothin
     assert len(split_for_promise("abcdefghij", 0.17).learning) == 5
 
 
-def test_what_fit_found_is_said_before_it_starts_and_a_resumed_fold_is_no_progress(fitted):
+def test_fit_reports_the_cases_before_it_starts_and_does_not_time_resumed_folds(fitted):
     model, _, out, _ = fitted
     said, steps = [], []
     images, labels = hearts(6)
@@ -268,7 +268,7 @@ def promised(tmp_path_factory):
     )  # fmt: skip
 
 
-def test_a_promise_is_issued_on_patients_who_taught_nothing(promised):
+def test_a_promise_is_issued_on_patients_who_took_no_part_in_learning(promised):
     folder = promised.folder
     learned, aside = (set(json.loads((folder / name / "manifest.json").read_text())["cases"]) for name in FOLDERS)
     assert (len(learned), len(aside)) == (10, 4)
@@ -288,7 +288,7 @@ FOLDERS = ("archive", "held-out")
 
 
 def test_a_promise_is_printed_only_where_it_holds(promised, tmp_path):
-    """A new disc is covered; one that certified or taught is not, and neither is a folder unlike the labelled one."""
+    """A new disc is covered; a labelled disc is not, and a folder unlike the labelled one is not either."""
     image, label = disc(99, 2, 24)
     new = promised.predict(image)
     assert not new.notes

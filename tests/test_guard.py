@@ -1,4 +1,4 @@
-"""The heart, live: adapt step by step, keep only as much as the controller trusts."""
+"""guard: adapt step by step and deploy what the controller chooses."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ def test_a_backbone_prepares_the_case_itself(network, case):
     assert np.array_equal(guarded.mask, network(doubled).argmax(1).numpy())
 
 
-def test_importing_the_heart_costs_no_torch():
+def test_importing_guard_does_not_import_torch():
     code = "import sys, casewise.guard; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
@@ -241,7 +241,7 @@ def test_a_policy_is_all_that_a_guard_needs(network, case, fitted):
         ({"learning_rte": 0.1}, UnknownName, "no option of an episode is called 'learning_rte'. Did you mean"),
     ],
 )
-def test_a_policy_is_refused_with_other_knobs(network, case, fitted, asked, error, sentence):
+def test_a_policy_is_refused_with_other_options(network, case, fitted, asked, error, sentence):
     with pytest.raises(error, match=sentence):
         guard(case, network, fitted, **asked)
 

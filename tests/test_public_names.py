@@ -58,7 +58,7 @@ def test_every_public_name_is_documented_in_the_same_form(name: str) -> None:
     assert not wrong, f"casewise.{name} {'; '.join(wrong)}"
 
 
-def test_the_form_is_really_asked_for() -> None:
+def test_a_docstring_in_another_form_is_found() -> None:
     def scored(mask: Any, *, label: Any) -> float:
         """Score a mask.
 

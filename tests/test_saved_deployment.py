@@ -105,7 +105,7 @@ def test_a_policy_that_does_not_describe_its_proposers_is_not_saved(model: Model
     assert not (tmp_path / "one").exists()
 
 
-def test_a_network_in_memory_is_given_again(tmp_path: Path, case: Case) -> None:
+def test_a_network_in_memory_must_be_passed_to_load(tmp_path: Path, case: Case) -> None:
     torch.manual_seed(3)
     network = PlainUNet().eval()
     first = Deployment(network, contract="off")

@@ -1,4 +1,4 @@
-"""Small networks and a small case for the torch half."""
+"""Small networks and a small case for tests with torch."""
 
 from __future__ import annotations
 

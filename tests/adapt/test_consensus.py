@@ -1,4 +1,4 @@
-"""Kinds of consensus on pictures a person can check, and against second statements of their formulas."""
+"""Kinds of consensus on pictures a person can check, and against independent computations of their formulas."""
 
 from __future__ import annotations
 

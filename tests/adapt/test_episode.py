@@ -1,4 +1,4 @@
-"""The only loop."""
+"""The loop of updates."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_entropy_on_d_is_the_new_entropy_where_the_mask_changed(unet, slices, fo
     assert set(entropies) == {"entropy_0", "entropy_1"}
 
 
-def test_rates_and_what_made_it(unet, slices):
+def test_a_step_has_its_rate_and_the_trajectory_names_its_options(unet, slices):
     made = run_episode(unet, slices, Tent(learning_rate=1e-3), steps=1, keep_parameters=True)
     moved = max(np.abs(made.parameters[1][n] - made.parameters[0][n]).max() for n in made.parameters[0])
     assert moved == pytest.approx(1e-3, rel=1e-3)  # Adam's first step is the rate itself
@@ -138,7 +138,7 @@ def test_rates_and_what_made_it(unet, slices):
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
 @pytest.mark.parametrize("when", [1, 3])
-def test_an_error_or_an_interrupt_gives_the_network_back(make_unet, slices, error, when):
+def test_the_network_is_restored_after_an_error_or_an_interrupt(make_unet, slices, error, when):
     network = make_unet(nn.BatchNorm2d)
     before, modes = fingerprint(network), [m.training for m in network.modules()]
 

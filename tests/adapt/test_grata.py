@@ -59,7 +59,7 @@ def test_the_official_release_undoes_three_deviations():
     assert official.learning_rate == 1e-4
 
 
-def test_looking_leaves_weights_where_they_are():
+def test_the_cosine_changes_no_weights():
     network, image = subject_parts()
     with Episode(network, image, Adaptation(Grata())) as episode:
         before = {name: value.clone() for name, value in network.state_dict().items()}

@@ -1,4 +1,4 @@
-"""Intensity views against second statements of their formulas in NumPy and SciPy, and pictures a person can check."""
+"""Intensity views against independent computations in NumPy and SciPy, and on pictures that a person can check."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Updates that grow careful as the last edit grew risky."""
+"""Updates that are smaller after risky edits."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_what_cannot_be_modulated_is_refused(unet, slices):
         steps_of(unet, slices, Modulated(Tent(), "param-subset", CALM), parameters="encoder-norm")
 
 
-def test_its_rate_is_the_objectives_own():
+def test_a_modulated_objective_keeps_its_learning_rate():
     assert Modulated(Eata(learning_rate=0.25), "combo", CARDIAC).learning_rate == 0.25
 
 

@@ -74,7 +74,7 @@ def test_eata_counts_the_slices_below_its_margin(unet, slices):
     with Episode(unet, slices, Adaptation(Tent(), steps=0, signals=("drop",))) as episode:
         entropies = episode.record.entropies["entropy_0"].mean((1, 2))
     below, above = sorted(float(value) for value in entropies)[1:3]
-    margin = (below + above) / 2  # clear of both: micro-batches may round the last bit another way
+    margin = (below + above) / 2  # far from both thresholds, because micro-batches may round differently
     assert above - below > 1e-4
     made = run_episode(unet, slices, Eata(margin=margin), steps=1, max_slices=2)
     assert made.diagnostics[0]["kept"] == pytest.approx(2 / 5)

@@ -1,4 +1,4 @@
-"""The published forms run, move what they are told to move, and give the network back."""
+"""The published forms run, change the selected parameters, and the network is restored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Views through a whole network: M0 untouched, the consensus the mean, bad views left out, the network given back."""
+"""Views through a whole network: M0 untouched, the consensus the mean, bad views left out, the network restored."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_a_mirrored_reading_is_the_mirrored_prediction_of_the_mirror_image(backb
 
 
 @pytest.mark.parametrize("kind", ["mean", "vote", "medoid"])
-def test_each_kind_of_consensus_is_what_it_says(backbone, case, kind):
+def test_each_kind_of_consensus_follows_its_formula(backbone, case, kind):
     made = read(backbone, case, "mirror(x),gamma(1.4),blur", consensus=kind)
     masks, last = made.masks[:-1], made.masks[-1]
     assert made.rungs[-1] == kind
@@ -88,7 +88,7 @@ def test_each_kind_of_consensus_is_what_it_says(backbone, case, kind):
         assert np.array_equal(last[agreed], masks[0][agreed])
 
 
-def test_the_network_comes_back_bit_identical_in_the_mode_that_it_was_in(backbone, case):
+def test_the_network_is_restored_bit_by_bit_in_the_mode_that_it_was_in(backbone, case):
     before = fingerprint(backbone.network)
     assert backbone.network.training
     read(backbone, case, "mirror(x),random(2)")
@@ -223,7 +223,7 @@ def test_binding_says_what_is_read(backbone):
     assert of_views("light").binding(backbone) != of_views("light", consensus="vote").binding(backbone)
 
 
-# ---- members that are none ----
+# ---- members that cannot be used ----
 
 
 def member_of(monkeypatch, other):
@@ -284,7 +284,7 @@ MANY = "mirror(x),gamma(1.4),scale(1.25),rotate90(2),random(5),blur"
 
 
 def by_hand(backbone, case, views):
-    """The second statement: one view after the other, the network as it is."""
+    """Independent computation: one view after the other, the network as it is."""
     backbone.network.eval()
     pipeline = backbone.prepare(case).pipeline
     return [
@@ -304,7 +304,7 @@ def test_slices_are_read_in_parts(normed, case):
     assert shares_of(normed, case, "gamma(1.1),gamma(1.2)", max_slices=2)[1] == [2, 1, 2, 1]
 
 
-def test_who_stops_early_has_the_numbers_of_who_reads_all(normed, case):
+def test_a_run_that_stops_early_has_the_numbers_of_a_full_run(normed, case):
     how, ready = of_views("random(4)", min_area=1), normed.prepare(case)
     whole = readings_of(normed, ready, case, how)
     with proposer_of(how).propose(PreparedCase(case, ready), normed) as episode:
@@ -313,7 +313,7 @@ def test_who_stops_early_has_the_numbers_of_who_reads_all(normed, case):
         assert np.array_equal(episode.record.masks[1], whole.masks[1])
 
 
-def test_a_bad_view_in_a_batch_costs_the_others_nothing(normed, case, monkeypatch):
+def test_a_bad_view_in_a_batch_does_not_affect_the_others(normed, case, monkeypatch):
     module = types.ModuleType("my_bad_views")
     module.broken = lambda x: x * float("nan")
     module.flat = lambda x: x * 0

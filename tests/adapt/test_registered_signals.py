@@ -25,7 +25,7 @@ def test_a_signal_without_its_line_is_an_error():
 
 def test_a_function_of_your_own_counts_as_registered():
     assert probed({"novelty": lambda episode: 0.2}, EPISODE) == {"novelty": 0.2}
-    assert len(EPISODE.record.spent["novelty"]) == 1  # and what a reading costs is noted
+    assert len(EPISODE.record.spent["novelty"]) == 1  # the cost is recorded, too
 
 
 def test_every_named_probe_and_the_region_scores_are_known():

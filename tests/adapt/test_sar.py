@@ -71,7 +71,7 @@ def test_the_official_order_of_events_resets_again_until_the_average_has_climbed
     assert fired(Recovery(0.2, forgets=False), trace) > 5
 
 
-def test_published_recovery_makes_a_confident_episode_stand_still():
+def test_published_recovery_resets_a_confident_episode_at_every_step():
     trajectory = ladder(Sar(recovery="published"))
     assert [step["reset"] for step in trajectory.diagnostics] == [1.0, 1.0, 1.0]
     assert moved(trajectory) == 0

@@ -1,4 +1,4 @@
-"""What the signals say they cost is what they cost: forwards and backwards counted in real episodes."""
+"""The stated cost of every signal is right: forward and backward passes are counted in real episodes."""
 
 from __future__ import annotations
 

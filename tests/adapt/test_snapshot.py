@@ -1,4 +1,4 @@
-"""A network on loan comes back exactly as it was found."""
+"""A network is restored exactly as it was."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def everything(network):
 
 
 @pytest.mark.parametrize("error", [None, ValueError, KeyboardInterrupt])
-def test_a_vandalized_network_comes_back_whole(make_unet, error):
+def test_a_changed_network_is_restored_completely(make_unet, error):
     network = make_unet(nn.BatchNorm2d)
     network.bottom.requires_grad_(False)
     before = everything(network)

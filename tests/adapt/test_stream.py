@@ -42,7 +42,7 @@ def streamed(network, how, pictures):
 
 
 def test_tent_over_a_stream_is_tent_that_is_never_reset(unet):
-    """The second statement: the published loop, one Adam over all images, M_k predicted after the update."""
+    """Independent computation: the published loop, one Adam over all images, M_k predicted after the update."""
     pictures, how = images(), Adaptation(Tent(), RATE, steps=2, reset="stream")
     before = fingerprint(unet)
     made = streamed(unet, how, pictures)
@@ -113,7 +113,7 @@ def recorded(network, path, pictures, how, engine=None, names=None, other=None):
     return archive, results
 
 
-def test_an_archive_knows_the_order_and_goes_on_after_an_interruption(unet, tmp_path):
+def test_an_archive_knows_the_order_and_continues_after_an_interruption(unet, tmp_path):
     pictures, how = images(), Adaptation("tent", RATE, steps=1, reset="stream", min_area=1)
     before = fingerprint(unet)
     list(recorded(unet, tmp_path / "whole", pictures, how)[1])
@@ -122,7 +122,7 @@ def test_an_archive_knows_the_order_and_goes_on_after_an_interruption(unet, tmp_
     assert whole.binding.options["reset"] == "stream"
     results = recorded(unet, tmp_path / "parts", pictures, how)[1]
     next(results)
-    results.close()  # as a killed run
+    results.close()  # as after a killed run
     assert fingerprint(unet) == before
     list(recorded(unet, tmp_path / "parts", pictures, how)[1])
     parts = open_archive(tmp_path / "parts")

@@ -27,7 +27,7 @@ def test_geometry_is_inverted_exactly(shape, flips, turns):
     assert torch.equal(view.invert(view.apply(image)), image)
 
 
-def test_the_identity_hands_back_the_very_tensor():
+def test_the_identity_returns_the_same_tensor():
     image = picture(SLICES)
     assert IDENTITY.apply(image) is image
     assert IDENTITY.invert(image) is image

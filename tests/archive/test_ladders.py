@@ -60,7 +60,7 @@ def test_a_decision_on_a_ladder_survives_json():
     assert Decision.from_dict(json.loads(json.dumps(made.as_dict()))) == made
 
 
-def test_each_ladder_is_an_archive_of_its_own_and_m0_lies_there_once(tmp_path):
+def test_each_ladder_reads_like_an_archive_and_m0_is_stored_once(tmp_path):
     two_ladders(tmp_path)
     archive = open_archive(tmp_path)
     assert archive.ladders == ("tent", "views")

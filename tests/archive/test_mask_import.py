@@ -60,7 +60,7 @@ def test_steps_shrunk_states_labels_groups_and_signals_come_in(tmp_path):
     assert archive.label("c1").all()
 
 
-def test_an_interrupted_import_goes_on(tmp_path):
+def test_an_interrupted_import_continues(tmp_path):
     masks = written(tmp_path / "masks")
     imported(tmp_path, masks)
     assert imported(tmp_path, written(masks, "c2")).ids == ("c1", "c2")

@@ -91,7 +91,7 @@ def test_a_mask_hash_does_not_depend_on_the_integer_type():
     assert layout.mask_sha256(mask) != layout.mask_sha256(mask.reshape(3, 2))
 
 
-def test_the_same_configuration_goes_on_and_another_is_refused(tmp_path):
+def test_the_same_configuration_resumes_and_another_is_refused(tmp_path):
     create_archive(tmp_path, binding=BINDING, steps=1, configuration={"seed": 0}).add(a_case(), a_trajectory())
     assert create_archive(tmp_path, binding=BINDING, steps=1, configuration={"seed": 0}).ids == ("one",)
     other = Binding("other", "objective", "loader", "measure")
@@ -187,7 +187,7 @@ def test_a_step_that_was_not_recorded_is_named(tmp_path):
         archive.mask("case-0000", State(3, 0.5))
 
 
-def test_a_run_that_is_killed_leaves_whole_cases_and_goes_on(tmp_path):
+def test_a_run_that_is_killed_leaves_whole_cases_and_continues(tmp_path):
     program = textwrap.dedent(f"""
         import itertools, os, signal, sys
         import casewise.core.durable as durable

@@ -60,7 +60,7 @@ def test_an_address_that_was_typed_is_found_in_the_working_directory(tmp_path: P
     (tmp_path / "typed_by_me.py").write_text("from casewise.adapt.objectives.tent import Tent as Mine\n")
     before = list(sys.path)
     assert type(objective_of("typed_by_me:Mine")).__name__ == "Tent"
-    assert sys.path == [*before, os.getcwd()]  # at the end: it stands for no installed package
+    assert sys.path == [*before, os.getcwd()]  # at the end, so that it replaces no installed package
     sys.path.remove(os.getcwd())
     sys.modules.pop("typed_by_me")
     with pytest.raises(BadInput, match="no objective at 'nowhere:Name'"):

@@ -1,4 +1,4 @@
-"""Files that ask for more memory than there is, disks that take no more, and a person who has had enough."""
+"""Files that ask for too much memory, full disks, and a user who presses Ctrl-C."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ durable.os.replace = full
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, pytest.param(errno.EACCES, marks=pytest.mark.slow)])
-def test_a_full_or_locked_disk_is_one_sentence_and_the_run_goes_on_from_there(number: int, tmp_path: Path) -> None:
+def test_a_full_or_locked_disk_is_one_sentence_and_the_run_continues_from_there(number: int, tmp_path: Path) -> None:
     scans(tmp_path)
     done = typed(*words(tmp_path, tmp_path / "out", "--set", "overlays=false"), before=FULL.format(number=number))
     assert done.returncode == 2

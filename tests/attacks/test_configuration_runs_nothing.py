@@ -1,4 +1,4 @@
-"""A casewise.toml that merely lies in the working directory: it runs no code and leaves no folder."""
+"""A casewise.toml that is found in the working directory runs no code and names no path outside of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``kill -9`` while a command writes: what is there is called incomplete, and the next run finishes it."""
+"""``kill -9`` while a command writes: the output is reported as incomplete, and the next run finishes it."""
 
 from __future__ import annotations
 

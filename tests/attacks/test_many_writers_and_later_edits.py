@@ -1,4 +1,4 @@
-"""Several processes on one output folder, and hands that change it later."""
+"""Several processes write to one output folder, and somebody edits it later."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_parts_at_the_same_time_lose_no_case(tmp_path: Path) -> None:
     assert not list((tmp_path / "out").rglob(f"{TEMPORARY}*"))
 
 
-def test_a_held_file_is_one_process_s_alone(tmp_path: Path) -> None:
+def test_a_locked_file_belongs_to_one_process(tmp_path: Path) -> None:
     with file_lock(tmp_path / "lock") as own:
         assert own is not None
         with file_lock(tmp_path / "lock", wait=False) as other:
@@ -172,7 +172,7 @@ def before_the_first_case(monkeypatch: pytest.MonkeyPatch, what: Callable[[], ob
     monkeypatch.setattr(PredictCase, "_predicted", changed)
 
 
-def test_an_image_that_vanishes_costs_its_own_case_and_no_folder_is_told(
+def test_an_image_that_vanishes_affects_only_its_own_case_and_no_folder_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scans(tmp_path, 4)
@@ -206,7 +206,7 @@ def test_an_image_that_changes_while_it_is_read_has_no_mask(tmp_path: Path, monk
     assert entries[0]["error"] == "the image of case c0 was changed while it was read; predict it again"
 
 
-def test_a_label_that_is_damaged_costs_its_own_score_and_no_page(
+def test_a_damaged_label_affects_only_its_own_score_and_no_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scans(tmp_path, 4)

@@ -1,4 +1,4 @@
-"""A model folder from a stranger: no name in it is imported or called, whatever file it stands in."""
+"""A model folder from a stranger: no name in any of its files is imported or called."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_an_empty_or_broken_file_of_a_model_folder_is_a_sentence(file: str, cont
         load_backbone(str(folder))
 
 
-def test_a_file_of_the_library_that_cannot_be_imported_costs_its_own_classes_only(
+def test_a_file_of_the_library_that_cannot_be_imported_affects_only_its_own_classes(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """dynamic-network-architectures 0.4 has one file that wants timm, which wants torchvision."""

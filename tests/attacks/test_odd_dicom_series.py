@@ -56,7 +56,7 @@ def test_a_series_without_an_optional_attribute_gets_its_segmentation(tag: str, 
         ({"Rows": 0}, "bad"),
     ],
 )
-def test_one_bad_series_costs_no_other(tags: dict[str, object], says: str, tmp_path: Path) -> None:
+def test_one_bad_series_affects_no_other(tags: dict[str, object], says: str, tmp_path: Path) -> None:
     write_series(tmp_path / "good", VALUES)
     for path in write_series(tmp_path / "bad", VALUES):
         edited(path, **tags)
@@ -66,7 +66,7 @@ def test_one_bad_series_costs_no_other(tags: dict[str, object], says: str, tmp_p
     assert says in str(refused["bad"])
 
 
-def test_one_damaged_file_costs_no_series(tmp_path: Path) -> None:
+def test_one_damaged_file_affects_no_series(tmp_path: Path) -> None:
     write_series(tmp_path / "good", VALUES)
     (tmp_path / "torn.dcm").write_bytes(b"\0" * 128 + b"DICM" + b"\x02\x00\x10\x00UI\xff\xff")
     data = pydicom.dcmread(write_series(tmp_path / "lone", VALUES[:1])[0])
@@ -85,7 +85,7 @@ def test_a_folder_of_damaged_files_only_says_what_is_wrong(tmp_path: Path) -> No
         survey_series(tmp_path)
 
 
-def test_a_segmentation_that_cannot_be_written_costs_no_other_case_its_own(
+def test_a_segmentation_that_cannot_be_written_affects_no_other_case(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("a", "b"):

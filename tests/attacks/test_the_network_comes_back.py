@@ -1,4 +1,4 @@
-"""Objectives that do what they must not: the network comes back, and no later case pays for it."""
+"""Objectives that change what they must not: the network is restored, and later cases are not affected."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def test_a_crafted_pickle_never_executes(crafted: Path) -> None:
     assert not (crafted.parent / "proof").exists()
 
 
-def test_trust_is_explicit_and_then_it_runs(crafted: Path) -> None:
+def test_a_pickle_runs_only_with_explicit_trust(crafted: Path) -> None:
     read_checkpoint(crafted, trust=True)
     assert (crafted.parent / "proof").exists()
 
@@ -82,14 +82,14 @@ def test_converting_keeps_the_model_and_its_twin_tensors(model: Any, tmp_path: P
     assert after.loader == before.loader
 
 
-def test_weights_must_fit(tmp_path: Path) -> None:
+def test_weights_must_match_the_network(tmp_path: Path) -> None:
     torch.save({"state_dict": {f"module.{k}": v for k, v in nn.Linear(2, 3).state_dict().items()}}, tmp_path / "a.pth")
     load_weights(nn.Linear(2, 3), tmp_path / "a.pth")
     with pytest.raises(BadInput, match=r"a.pth does not match the network"):
         load_weights(nn.Linear(2, 4), tmp_path / "a.pth")
 
 
-def test_nonsense_is_no_checkpoint(tmp_path: Path) -> None:
+def test_other_content_is_not_a_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "a.pth").write_bytes(b"nothing")
     with pytest.raises((BadInput, UnsafeInput)):
         read_checkpoint(tmp_path / "a.pth")
@@ -113,14 +113,14 @@ def test_a_checkpoint_that_changed_after_its_conversion_is_not_ignored(tmp_path:
     assert read_checkpoint(old)["w"].tolist() == [7, 7]
 
 
-def test_weights_of_others_beside_a_checkpoint_are_not_replaced(tmp_path: Path) -> None:
+def test_weights_of_other_software_beside_a_checkpoint_are_not_replaced(tmp_path: Path) -> None:
     torch.save({"w": torch.ones(2)}, tmp_path / "a.pth")
     write_safetensors(tmp_path / "a.safetensors", {"w": torch.zeros(2)})
     with pytest.raises(BadInput, match="is not of casewise inspect --convert"):
         convert_checkpoint(tmp_path / "a.pth")
 
 
-def test_a_conversion_by_others_is_told_by_the_time_of_the_files(tmp_path: Path) -> None:
+def test_a_conversion_by_other_software_is_checked_by_the_time_of_the_files(tmp_path: Path) -> None:
     torch.save({"w": torch.ones(2)}, tmp_path / "a.pth")
     write_safetensors(tmp_path / "a.safetensors", {"w": torch.zeros(2)})
     assert read_checkpoint(tmp_path / "a.pth")["w"].tolist() == [0, 0]
@@ -131,7 +131,7 @@ def test_a_conversion_by_others_is_told_by_the_time_of_the_files(tmp_path: Path)
         read_checkpoint(tmp_path / "a.pth")
 
 
-def test_metadata_of_others_is_not_to_be_mended_by_converting(tmp_path: Path) -> None:
+def test_bad_metadata_of_other_software_is_not_repaired_by_converting(tmp_path: Path) -> None:
     from safetensors.torch import save_file
 
     save_file({"w": torch.ones(2)}, tmp_path / "a.safetensors", metadata={"checkpoint": "epoch 3"})
@@ -139,7 +139,7 @@ def test_metadata_of_others_is_not_to_be_mended_by_converting(tmp_path: Path) ->
         read_checkpoint(tmp_path / "a.safetensors")
 
 
-def test_weights_of_others_are_named_where_nnunet_cannot_use_them(model: Any, tmp_path: Path) -> None:
+def test_weights_of_other_software_are_named_if_nnunet_cannot_use_them(model: Any, tmp_path: Path) -> None:
     import shutil
 
     folder = tmp_path / "model"

@@ -64,7 +64,7 @@ def test_the_mask_is_that_of_the_processor(backbone: Backbone, pictures: Path) -
     assert backbone.labels == {0: "road", 1: "sky", 2: "car"}
 
 
-def test_it_adapts_under_guard_and_answers_like_the_pipeline(
+def test_a_segformer_adapts_under_guard_and_answers_like_the_pipeline(
     backbone: Backbone, pictures: Path, tmp_path: Path
 ) -> None:
     from casewise.judge.controllers import CONTROLLERS

@@ -98,7 +98,7 @@ def episode(backbone: Backbone, case: Case, **options: Any) -> Any:
 
 
 @pytest.mark.parametrize("options", [{}, {"dimensions": 3}, {"regions": True}, {"folds": (0, 1)}], ids=str)
-def test_an_update_is_not_lost_and_the_network_comes_back(options: dict[str, Any], model: Any, scans: Path) -> None:
+def test_an_update_is_not_lost_and_the_network_is_restored(options: dict[str, Any], model: Any, scans: Path) -> None:
     backbone = load_backbone(str(model(**options)), mirroring=False)
     case = backbone.read(list_cases(scans / "images")[0]).case
     before = fingerprint(backbone.network)

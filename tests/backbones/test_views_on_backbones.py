@@ -89,7 +89,7 @@ FEW = "views:mirror(x),gamma(1.3),gamma(1.3)+mirror(xy),scale(0.8)"
 def test_unmirrored_views_are_those_of_a_model_without_mirroring_and_m0_keeps_it(
     options: dict[str, Any], model: Any, scans: Path
 ) -> None:
-    """The second statement: M0 from one load of the folder, the views from another, the mean by hand."""
+    """Independent computation: M0 from one load of the folder, the views from another, the mean by hand."""
     folder = str(model(**options))
     mirrored, plain = (load_backbone(folder, mirroring=one, step_size=1.0) for one in (True, False))
     case = mirrored.read(list_cases(scans / "images", ending=mirrored.ending)[0]).case
@@ -104,7 +104,7 @@ def test_unmirrored_views_are_those_of_a_model_without_mirroring_and_m0_keeps_it
     for one, two in zip(made.masks[1:-1], other.masks[1:-1], strict=True):
         assert np.array_equal(one, two)
     whole, views = (pipeline_of(one.prepare(case), one) for one in (mirrored, plain))
-    images = 2 ** options["dimensions"]  # M0 is the mean of so many readings, and counts so often
+    images = 2 ** options["dimensions"]  # M0 averages this number of predictions, which is its weight
     total = images * whole.source()[1]
     for view in views_of(FEW.removeprefix("views:")):
         total = total + views.read(view.apply(views.whole), lambda maps, view=view: inverted(view, maps))
@@ -155,7 +155,7 @@ def test_a_forward_that_breaks_in_a_sliding_window_says_its_own_error_and_leaves
     with pytest.raises(NotFinite, match="no number"):
         prepared.predict()
     hook.remove()
-    assert len(seen) == window  # the windows that are left cost nothing
+    assert len(seen) == window  # the remaining windows are skipped
     until = time.monotonic() + 10
     while threading.active_count() > threads and time.monotonic() < until:
         time.sleep(0.01)

@@ -44,7 +44,7 @@ def test_a_controller_of_your_own_is_replayed_calibrated_and_read_again_when_typ
     assert "12 cases" in said("replay", archive, archive, "--set", f"controller={OWN}")
 
 
-def test_its_options_are_set_like_any_others(archive: Path) -> None:
+def test_options_of_a_controller_of_your_own_are_set_like_any_others(archive: Path) -> None:
     assert "keep 12" in said("replay", archive, OWN, "--option", "largest_share=1")
     assert "rollback 12" in said("replay", archive, OWN, "--option", "largest_share=-1")
 
@@ -60,7 +60,7 @@ def test_a_file_never_imports(archive: Path, tmp_path: Path, monkeypatch: pytest
         said("replay", archive, archive)
 
 
-def test_wrong_addresses_are_said_in_a_sentence(archive: Path) -> None:
+def test_wrong_addresses_are_reported_in_a_sentence(archive: Path) -> None:
     with pytest.raises(BadInput, match=r"no controller at 'own_controller:Smal'.*'package.module:Name'"):
         said("replay", archive, "own_controller:Smal")
     with pytest.raises(BadInput, match=r"no controller at 'nowhere:X'"):

@@ -43,7 +43,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_data(folder / "data", 14)
     outcome = run(folder, folder / "out", "--propose", "tent")
     assert outcome.exit_code == 0, outcome.output
-    assert "default (took " in outcome.output  # which design default stands for
+    assert "default (took " in outcome.output  # the design that default took
     return folder
 
 
@@ -71,7 +71,7 @@ def test_every_method_is_measured_with_its_cost(home: Path) -> None:
         "M0": (1, 0),
         "two: mean for everyone": (3, 0),
         "tent: step 2 for everyone": (None, 2),
-        "two + tent: default": (None, 2),  # reads both ladders, so it pays for both
+        "two + tent: default": (None, 2),  # reads both ladders, so their costs add up
     }
     for name, cost in wanted.items():
         scores = named(result, name)["scores"]

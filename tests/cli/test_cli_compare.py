@@ -274,7 +274,7 @@ def test_a_table_of_the_user_is_never_replaced_by_one_of_the_outputs(tmp_path):
 
 
 @pytest.mark.parametrize("named", [True, False])
-def test_criteria_without_patients_are_said_to_count_cases(tmp_path, named):
+def test_criteria_without_patients_say_that_they_count_cases(tmp_path, named):
     root = update(tmp_path, cases=2)
     criteria = plan(root, "max_changed_share = 1.0", '"observed"')
     words = ["--cases", root / "cases.csv"] if named else []
@@ -293,7 +293,7 @@ def test_nothing_is_written_among_the_inputs(tmp_path, place):
     assert sorted(path.name for path in (root / place).iterdir()) == before
 
 
-def test_one_odd_file_name_costs_no_other_case(tmp_path):
+def test_one_odd_file_name_affects_no_other_case(tmp_path):
     root = update(tmp_path, cases=2)
     for name in ("old", "new"):
         write(root / name, "Fall Müller (1)", heart())
@@ -324,7 +324,7 @@ def test_a_plan_is_made_counted_and_never_overwritten(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("spacing_mm", "doubted"), [(1.0, True), (1.5, False)])
-def test_a_spacing_that_a_converter_may_have_made_up_is_said_once(tmp_path, spacing_mm, doubted):
+def test_a_spacing_that_a_converter_may_have_made_up_is_reported_once(tmp_path, spacing_mm, doubted):
     for folder in ("old", "new"):
         for case_id in ("a", "b"):
             write(tmp_path / folder, case_id, heart(), np.diag([spacing_mm] * 3 + [1]))
@@ -350,7 +350,7 @@ def test_a_plan_on_what_is_not_there_is_refused_before_the_new_masks_are_opened(
     words += [] if "needs labels" in sentence else ["-l", root / "labels"]
     words += ["--cases", root / "cases.csv"] if "site Z" in sentence else []
     assert sentence in str(run(*words).exception)
-    assert "new-opened" not in (root / "plan.log.jsonl").read_text()  # the plan can be mended in time
+    assert "new-opened" not in (root / "plan.log.jsonl").read_text()  # the plan can still be corrected
 
 
 def test_a_criterion_that_no_case_can_be_judged_by_is_not_called_a_matter_of_too_few_patients(tmp_path):

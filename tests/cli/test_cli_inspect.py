@@ -35,7 +35,7 @@ def run(*arguments: str | Path) -> str:
     return result.stdout
 
 
-def test_it_says_what_it_sees(acdc: Path) -> None:
+def test_inspect_prints_what_it_finds(acdc: Path) -> None:
     text = run(acdc)
     assert "acdc_driving: layout acdc_driving" in text
     assert "10, 10 labelled, 5 clusters" in text

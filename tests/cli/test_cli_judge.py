@@ -38,7 +38,7 @@ def test_calibrate_prints_the_preflight_and_writes_the_policy_into_the_archive(a
     assert "choices in this design: shrink 0.5 (never varied)" in output
 
 
-def test_a_degenerate_coordinate_is_said_out_loud(tmp_path):
+def test_a_degenerate_coordinate_is_reported(tmp_path):
     archive = synthetic_archive(tmp_path, cases=24).path
     assert "leave mid empty" in said("calibrate", archive, "--policy", "prostate").stderr
 

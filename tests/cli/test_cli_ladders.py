@@ -71,7 +71,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     truth = open_archive(folder / "unlabelled")
     for case_id in truth.ids:
         label = truth.mask(case_id, State(3)).copy()
-        label[:, :2] = 1  # nobody is right everywhere
+        label[:, :2] = 1  # no candidate is right everywhere
         nibabel.save(nibabel.Nifti1Image(label.T, np.eye(4)), folder / "labels" / f"{case_id}.nii.gz")
     labels = ("-l", folder / "labels")
     recorded(folder, folder / "both", *labels, "--propose", VIEWS, "--propose", TENT)
@@ -201,7 +201,7 @@ def test_reviews_of_several_ladders_are_applied(home: Path, tmp_path: Path) -> N
     assert done.exit_code == 0, done.output
     said = json.loads(done.stdout)
     assert said["taken"] == {"adapted": 2, "deployed": 3, "m0": 1}
-    assert set(said["open"]) == {"case_4", "case_5"}  # flagged, and nobody looked
+    assert set(said["open"]) == {"case_4", "case_5"}  # flagged and not reviewed
     kept = out / "casewise" / "candidates"
     expected = [
         out / "case_0.nii.gz", kept / "case_1" / "tent" / "2.nii.gz", kept / "case_2" / "3.nii.gz",

@@ -49,7 +49,7 @@ def predicted(home: Path, archive: Path, propose: str, out: Path) -> tuple[Any, 
     return done, json.loads((out / "casewise" / "case_12.json").read_text())
 
 
-def test_a_member_that_fails_on_a_case_is_named_and_costs_no_other_case(home: Path, tmp_path: Path) -> None:
+def test_a_member_that_fails_on_a_case_is_named_and_affects_no_other_case(home: Path, tmp_path: Path) -> None:
     done, propose = recorded(home, tmp_path / "archive", "good", "fails")
     said = "member worlds.members:fails failed on case case_03: KeyError: 'some layer'; repair it, or record"
     assert (done.exit_code, said in done.output, "18 cases" in done.output) == (3, True, True), done.output

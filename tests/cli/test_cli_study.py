@@ -119,7 +119,7 @@ def test_overlapping_archives_are_the_callers_mistake(folders):
         raise run(folders / "holdout", "-c", folders / "holdout").exception
 
 
-def test_help_teaches(folders):
+def test_help_names_outputs_options_and_an_example(folders):
     outcome = run("--help")
     for words in (
         "report.html",
@@ -148,7 +148,7 @@ def test_a_no_go_is_printed(folders, tmp_path):
     assert "! NO-GO: " in outcome.stderr
 
 
-def test_the_first_step_is_reachable(folders, tmp_path):
+def test_the_first_step_can_be_included(folders, tmp_path):
     words = [folders / "stream", "-c", folders / "holdout", "--only", "association"]
     asked = {"plain": (), "more": ("--set", "include-first-step=true")}
     found = {}

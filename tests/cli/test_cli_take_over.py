@@ -128,7 +128,7 @@ def test_no_policy_is_followed_that_calibration_advised_against(policy, tmp_path
     assert "NO-GO" in Chain(root / "m" / "masks" / "audit.jsonl").lines()[0]["no_go"]
 
 
-def test_a_mask_that_vanishes_meanwhile_costs_no_other_case(policy, tmp_path, monkeypatch):
+def test_a_mask_that_vanishes_meanwhile_affects_no_other_case(policy, tmp_path, monkeypatch):
     import casewise.run.take_over as module
 
     root, read = update(tmp_path, cases=3, wrong=False), module.read_pair

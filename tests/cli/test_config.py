@@ -42,7 +42,7 @@ def test_the_common_table_gives_only_what_a_command_has(tmp_path: Path) -> None:
         ("[certify]\nalpha = 'much'\n", "Invalid value for '--alpha'"),
     ],
 )
-def test_what_the_file_gets_wrong_is_said_in_one_line(tmp_path: Path, text: str, sentence: str) -> None:
+def test_what_the_file_gets_wrong_is_reported_in_one_line(tmp_path: Path, text: str, sentence: str) -> None:
     (tmp_path / "casewise.toml").write_text(text)
     done = casewise("certify", "--sample-size", at=tmp_path)
     assert done.returncode == 2

@@ -149,7 +149,7 @@ def test_progress_off_a_terminal_says_how_long_is_left(capsys: pytest.CaptureFix
         for name in ("a", "b", "c"):
             progress.step(f"{name}: done")
     lines = capsys.readouterr().err.splitlines()
-    assert lines[0] == "1 of 3 cases"  # less than a second is no ground for an estimate
+    assert lines[0] == "1 of 3 cases"  # less than a second is too short for an estimate
     assert lines[1].startswith("2 of 3 cases, about ")
     assert lines[1].endswith(" left")
     assert lines[2].startswith("3 of 3 cases, ")

@@ -35,7 +35,7 @@ def free_port() -> int:
 
 
 @pytest.mark.slow
-def test_a_sigterm_finishes_what_was_let_in_and_exits_with_0(tmp_path: Path) -> None:
+def test_a_sigterm_finishes_accepted_requests_and_exits_with_0(tmp_path: Path) -> None:
     port = free_port()
     command = [sys.executable, "-m", "casewise", "serve", "-m", PHANTOM, "--policy", "m0", "--port", str(port)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CASEWISE_TOKEN": "secret"}

@@ -1,4 +1,4 @@
-"""What every controller owes: it is data, it is pure, it sees no label, and it pays for no step that it ignores."""
+"""Contract of every controller: frozen data, deterministic, no label, no superfluous step."""
 
 from __future__ import annotations
 
@@ -64,12 +64,12 @@ def test_the_list_here_is_the_registry():
     assert set(OPTIONS) == set(CONTROLLERS)
 
 
-def test_it_is_a_controller_under_its_registered_name(controller):
+def test_a_controller_has_its_registered_name(controller):
     assert isinstance(controller, Controller)
     assert controller.name in CONTROLLERS
 
 
-def test_it_is_frozen_equal_to_its_twin_and_hashable(controller):
+def test_a_controller_is_frozen_equal_to_its_copy_and_hashable(controller):
     twin = CONTROLLERS.build(controller.name, **OPTIONS[controller.name])
     assert controller == twin
     assert hash(controller) == hash(twin)
@@ -77,14 +77,14 @@ def test_it_is_frozen_equal_to_its_twin_and_hashable(controller):
         controller.step = controller.cap = controller.threshold = controller.cut_low = controller.tau = 3
 
 
-def test_it_decides_the_same_twice_and_in_any_order(controller, archive):
+def test_a_controller_decides_the_same_twice_and_in_any_order(controller, archive):
     first = casewise.replay(archive, controller)
     assert casewise.replay(archive, controller) == first
     alone = [casewise.replay(archive.select(ids=[one.case_id]), controller)[0] for one in reversed(first)]
     assert alone == list(reversed(first))
 
 
-def test_it_reads_only_what_it_says_it_needs(controller, archive):
+def test_a_controller_reads_only_the_signals_in_its_needs(controller, archive):
     for case_id in archive.ids:
         shown = archive.observation(case_id, archive.steps)
         if hasattr(controller, "compared"):
@@ -101,13 +101,13 @@ def test_it_reads_only_what_it_says_it_needs(controller, archive):
         assert found.state == casewise.replay(archive.select(ids=[case_id]), controller)[0].state
 
 
-def test_its_decision_does_not_depend_on_later_steps(controller, archive):
+def test_a_decision_does_not_depend_on_later_steps(controller, archive):
     for decision in casewise.replay(archive, controller):
         before = [controller.decide(archive.observation(decision.case_id, step)) for step in range(decision.executed)]
         assert before == [None] * decision.executed
 
 
-def test_its_decision_goes_to_json_and_back(controller, archive):
+def test_a_decision_goes_to_json_and_back(controller, archive):
     for decision in casewise.replay(archive, controller):
         assert Decision.from_dict(decision.as_dict()) == decision
         assert decision.deployed <= decision.executed

@@ -1,4 +1,4 @@
-"""What every objective owes to every network. Parametrized over the registry: a new objective is covered at once."""
+"""Contract of every objective with every network, over the registry: a new objective is tested automatically."""
 
 from __future__ import annotations
 
@@ -80,18 +80,6 @@ NETWORKS = {
 }
 
 
-def auxiliary_head(network):
-    """A rotation head that reads the logits, for objectives that want one."""
-
-    def rotation(inputs):
-        from casewise.adapt.logits import logits_of
-
-        logits = logits_of(network(inputs)).flatten(2)
-        return torch.cat([logits.mean(2), logits.amax(2), logits.amin(2)], 1)[:, :4]
-
-    return rotation
-
-
 @pytest.fixture(scope="module", params=NETWORKS)
 def subject(request):
     build, shape = NETWORKS[request.param]
@@ -102,7 +90,6 @@ def subject(request):
             if isinstance(module, nn.BatchNorm2d):
                 module.running_mean.normal_(0, 0.1)
     network.train()
-    network.auxiliary = auxiliary_head(network)
     images = [torch.randn(shape, generator=torch.Generator().manual_seed(seed)) for seed in (2, 3)]
     return network, images
 
@@ -141,7 +128,7 @@ def condition(network):
     )
 
 
-def test_the_network_comes_back_bit_identical(subject, objective):
+def test_the_network_is_restored_bit_by_bit(subject, objective):
     network, (image, _) = subject
     before, found = fingerprint(network), condition(network)
     torch_state, numpy_state, python_state = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()
@@ -176,7 +163,7 @@ def test_a_large_rate_changes_something(subject, objective):
     assert made.signals[2]["entropy"] != made.signals[0]["entropy"]
 
 
-def test_logits_that_are_not_finite_raise_and_the_network_comes_back(subject, objective):
+def test_logits_that_are_not_finite_raise_and_the_network_is_restored(subject, objective):
     network, (image, _) = subject
     before, found = fingerprint(network), condition(network)
     calls = []

@@ -1,4 +1,4 @@
-"""What every view owes: shape, determinism, inputs left alone, logits taken back. A new view is covered at once."""
+"""Contract of every view: shape, determinism, unchanged inputs, inverse. A new view is tested automatically."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def test_results_stay_short() -> None:
     assert "case-4" not in repr(policy)
 
 
-def test_one_is_not_many() -> None:
+def test_pluralize_knows_one_and_many() -> None:
     assert pluralize(1, "case") == "1 case"
     assert pluralize(0, "case") == "0 cases"
     assert pluralize(2, "class", "classes") == "2 classes"

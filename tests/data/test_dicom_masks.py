@@ -191,7 +191,7 @@ def test_import_and_qc_read_dicom_too(tmp_path):
     assert "P1" in (tmp_path / "qc" / "qc.csv").read_text()
 
 
-def test_what_cannot_be_placed_is_said(tmp_path):
+def test_what_cannot_be_placed_is_reported(tmp_path):
     series = series_of(tmp_path)
     outline = contours(truth()[2] == 1, series, 2)
     write_rtstruct(tmp_path / "rt" / "a.dcm", series, {"LV": [outline]})
@@ -204,7 +204,7 @@ def test_what_cannot_be_placed_is_said(tmp_path):
     assert not is_mask_folder(tmp_path / "images")
 
 
-def test_a_damaged_file_costs_only_its_own_case_and_cases_are_called_after_folders(tmp_path):
+def test_a_damaged_file_affects_only_its_own_case_and_cases_are_called_after_folders(tmp_path):
     """Exports give all patients files of one name, in a folder for each patient."""
     for patient in ("P1", "P2", "P3", "P4"):
         series = series_of(tmp_path, patient)

@@ -1,4 +1,4 @@
-"""What a folder is, and what in it would bite."""
+"""What a folder holds, and which problems it has."""
 
 from __future__ import annotations
 
@@ -57,7 +57,9 @@ def test_a_clean_folder_has_no_problem(folder: Path) -> None:
     ("affine", "problem"),
     [(SHEARED, "not at right angles"), (np.eye(4), "spacing was probably lost"), (TURNED, "orientations are mixed")],
 )
-def test_affines_that_bite_are_named(folder: Path, volume: Write, affine: NDArray[np.float64], problem: str) -> None:
+def test_affines_that_cause_problems_are_named(
+    folder: Path, volume: Write, affine: NDArray[np.float64], problem: str
+) -> None:
     volume(folder / "images" / "b.nii.gz", image(), affine)
     volume(folder / "labels" / "b.nii.gz", (image() > 0.5).astype(np.uint8), affine)
     assert [text for text in inspect_folder(folder).problems if problem in text]
@@ -88,7 +90,7 @@ def test_a_header_without_orientation_is_named(folder: Path) -> None:
         ("labels/b.nii.gz", np.full((6, 5, 4), 255, np.uint8), "255 is seen"),
     ],
 )
-def test_files_that_bite_are_named(
+def test_files_that_cause_problems_are_named(
     folder: Path, volume: Write, name: str, voxels: NDArray[np.generic], problem: str
 ) -> None:
     volume(folder / name, voxels)
@@ -125,7 +127,7 @@ def test_a_damaged_header_does_not_either(
     assert [text for text in inspect_folder(folder).problems if text.startswith("b: ") and problem in text]
 
 
-def test_missing_labels_and_clusters_and_torn_patients_are_named(folder: Path) -> None:
+def test_missing_labels_and_clusters_and_split_patients_are_named(folder: Path) -> None:
     (folder / "labels" / "b.nii.gz").unlink()
     (folder / "cases.csv").write_text("case,cluster,split\na,p,s\nb,p,t\n")
     problems = " ".join(inspect_folder(folder).problems)

@@ -1,4 +1,4 @@
-"""A gate in front of the decompression, and masks that lie exactly where their image lay."""
+"""Headers are checked before decompression, and masks get exactly the position of their image."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_a_picture_is_no_nifti(tmp_path: Path) -> None:
         check_header(tmp_path / "a.nii")
 
 
-def test_a_header_that_nibabel_refuses_is_said_in_a_sentence(tmp_path: Path) -> None:
+def test_a_header_that_nibabel_refuses_is_reported_in_a_sentence(tmp_path: Path) -> None:
     path = write(tmp_path / "a.nii", np.zeros((3, 3, 3), np.int16), np.eye(4))
     content = bytearray(path.read_bytes())
     content[70:72] = struct.pack("<h", 4096)  # a datatype that does not exist

@@ -105,6 +105,6 @@ def test_a_split_is_written_into_the_members_and_into_json() -> None:
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0, -0.1])
-def test_a_share_that_is_none_is_refused(share: float) -> None:
+def test_a_share_outside_0_to_1_is_refused(share: float) -> None:
     with pytest.raises(BadInput, match="between 0 and 1"):
         holdout(prostate(), share=share)

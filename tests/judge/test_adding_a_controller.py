@@ -40,11 +40,11 @@ class ShrinkingEdit:
 
 @pytest.fixture
 def registered(monkeypatch):
-    """The one line."""
+    """Add the line to the registry."""
     monkeypatch.setitem(CONTROLLERS, ShrinkingEdit.name, ShrinkingEdit)
 
 
-def test_it_is_calibrated_by_name_and_its_policy_goes_through_a_file(registered, sources, tmp_path):
+def test_a_new_controller_is_calibrated_by_name_and_its_policy_goes_through_a_file(registered, sources, tmp_path):
     policy = calibrate(sources.calibration, "shrinking-edit")
     assert controller_of(policy) == ShrinkingEdit(cap=4)
     assert read_policy(write_policy(tmp_path / "policy.json", policy)) == policy
@@ -72,7 +72,7 @@ def test_a_study_of_its_own_policy_needs_no_list_of_names(registered, sources, t
     assert "shrinking-edit, not a router" in results["not_run"]["routing tables"]
 
 
-def test_without_its_line_it_has_no_name(sources):
+def test_a_controller_that_is_not_registered_has_no_name(sources):
     with pytest.raises(UnknownName, match="no policy is called 'shrinking-edit'"):
         calibrate(sources.calibration, "shrinking-edit")
 

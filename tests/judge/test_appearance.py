@@ -155,7 +155,7 @@ def test_many_scans_of_one_patient_are_one_patient() -> None:
     assert folder_differs(one_patient, known)[0] == 0.25  # one of four exchanges, however many scans there are
 
 
-def test_distances_are_those_of_a_second_statement() -> None:
+def test_distances_agree_with_a_second_computation() -> None:
     rows = np.random.default_rng(0).normal(size=(6, 3)) * [1, 10, 100]
     found = _distances(rows, ["a", "b", "c"])
     for place in range(6):

@@ -224,7 +224,7 @@ def test_a_design_that_shrinks_needs_shrunk_states_or_the_word_unshrunk(tmp_path
         calibrate(views_archive(tmp_path / "views"), "cardiac")
 
 
-def test_each_mode_of_unknown_condition_has_the_cut_points_it_says(tmp_path):
+def test_each_mode_of_cut_points_follows_its_definition(tmp_path):
     """S2: B is three times as frequent as A and has larger values."""
     regions = [1, 2, 3, 4, 5, 6] + [10, 11, 12, 13, 14, 15] * 3
     archive = hand_made(tmp_path, regions, group=lambda n: "A" if n < 6 else "B")
@@ -352,7 +352,7 @@ def test_hybrid_cut_points_move_with_the_stream_and_seed_only_ones_do_not(archiv
     assert any("change with new cases" in line for line in in_words(hybrid))
 
 
-def test_a_sliding_window_forgets(archive):
+def test_a_window_forgets_old_cases(archive):
     stream = stream_of(calibrate(archive, "cardiac", hybrid=True, window=5))
     values = (2 * stream.monitor.calibration)[:15]  # nine patients of two scans
     for t, value in enumerate((*values, *[0.5] * 5)):
@@ -396,7 +396,7 @@ def test_the_floor_counts_patients(archive):
     assert found["conformal"]["floor"] == 1 / 10
 
 
-def test_quotas_that_do_not_travel_are_noticed(tmp_path):
+def test_bucket_shares_unlike_calibration_are_noticed(tmp_path):
     calm = synthetic_archive(tmp_path / "a", cases=40, harmful=0.5)
     wild = synthetic_archive(tmp_path / "b", cases=40, harmful=1.0, prefix="new", split="evaluation", seed=3)
     same = synthetic_archive(tmp_path / "c", cases=40, harmful=0.5, prefix="new", split="evaluation", seed=4)

@@ -1,4 +1,4 @@
-"""Choose, merge, flag: what each controller does, live numbers against second statements, and the designs compared."""
+"""Choose, merge and flag: controllers, live numbers against independent computations, and compared designs."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_choose_compares_with_its_anchor_and_may_go_back_to_m0():
     assert harmful.decide(shown).state == SOURCE
     assert "M0 is expected to gain +0.1524 over candidate 3" in harmful.decide(shown).reason
     both_unsure = replace(harmful, replicates=(((-9.0, 0, 0), ()), ((9.0, 0, 0), ())))
-    assert both_unsure.decide(shown).state == State(3)  # unsure of everything, it stays
+    assert both_unsure.decide(shown).state == State(3)  # no gain is sure, so the anchor stays
     never = replace(harmful, spread=float("inf"))
     assert never.expected(shown) == {}
     assert never.decide(shown).state == State(3)
@@ -164,7 +164,7 @@ def test_departures_are_tried_on_clusters_left_out_before_they_are_used(known, s
     shuffled = [replace(one, seen=other.seen) for one, other in zip(kind, [*kind[7:], *kind[:7]], strict=True)]
     assert fit_choose(shuffled, setting).spread == float("inf")
     few = [one for one in known if one.cluster in sorted({one.cluster for one in known})[:2]]
-    assert fit_choose(few, setting).spread == float("inf")  # two clusters cannot try anything
+    assert fit_choose(few, setting).spread == float("inf")  # two clusters are too few to test departures
     helped = [replace(one, metric={**one.metric, State(1): 1.0}) for one in known]
     assert fit_choose(helped, setting).anchor == "1"
 
@@ -196,7 +196,7 @@ def test_pieces_are_components_of_one_class_pair():
     assert len(pieces_of(source, source).sizes) == 0
 
 
-def test_what_a_merge_is_worth_said_twice(archive, setting, known):
+def test_the_gain_of_a_merge_agrees_with_a_second_computation(archive, setting, known):
     """Counts of pieces against Dice of the mask itself, for random sets of pieces."""
     rng = np.random.default_rng(0)
     for one in known[:6]:
@@ -232,7 +232,7 @@ def test_a_controller_on_a_named_ladder_decides_the_same(tmp_path, archive, sett
             assert one.state_hash == two.state_hash
 
 
-def test_no_cluster_is_torn_apart():
+def test_no_cluster_is_divided():
     clusters = [f"c{k // 3}" for k in range(60)]
     seen = []
     for inside, out in folds(clusters):
@@ -274,7 +274,7 @@ def test_views_around_the_truth_are_taken_and_misled_ones_are_not(tmp_path, know
     assert "no design passes" in against.why
     worst = {row.design: row for row in against.rows}
     assert worst["consensus"].gain < -0.05
-    assert worst["choose"].gain > -0.03  # it learned that nothing helps
+    assert worst["choose"].gain > -0.03  # the fitted model expects no gain
     assert worst["merge"].gain > -0.03
 
 
@@ -355,7 +355,7 @@ def test_as_many_hurt_patients_are_allowed_with_one_patient_fewer():
     assert found.nested.gain == pytest.approx(found.rows[1].gain)
 
 
-def test_all_sign_patterns_said_twice():
+def test_all_sign_patterns_agree_with_a_second_computation():
     """With few patients the p-value is a count over all 2^n patterns."""
     rng = np.random.default_rng(0)
     gains, clusters = rng.normal(0.3, 1, (8, 3)), list("aabbccdd")
@@ -407,7 +407,7 @@ def test_a_policy_that_keeps_m0_says_so(tmp_path):
     assert any("merge keeps M0 for every case" in line for line in made.preflight["concerns"])
 
 
-def test_the_allowed_harm_reaches_the_anchor_of_choose(archive, monkeypatch):
+def test_allowed_hurt_limits_the_anchor_of_choose(archive, monkeypatch):
     strict, lax = (calibrate(archive, "choose", allowed_hurt=share) for share in (0.0, 1.0))
     assert strict.options["anchor"] == "0"  # every candidate hurts somebody by more than a point
     assert lax.options["anchor"] != "0"
@@ -417,12 +417,12 @@ def test_the_allowed_harm_reaches_the_anchor_of_choose(archive, monkeypatch):
     assert set(asked) == {0.25}  # in every fold
 
 
-def test_the_mean_and_its_bounds_said_twice():
+def test_the_mean_and_its_bounds_agree_with_a_second_computation():
     values, clusters = np.array([0.1, 0.2, -0.1, 0.4]), ["a", "b", "c", "d"]
     mean, low, high = mean_low(values, clusters, level=0.9)
     error = values.std(ddof=1) / 2 * 1.6377443  # t of three degrees of freedom
     assert (mean, low, high) == pytest.approx((0.15, 0.15 - error, 0.15 + error))
-    assert mean_low(np.repeat(values, 2), np.repeat(clusters, 2).tolist())[1] == pytest.approx(low)  # twins add nothing
+    assert mean_low(np.repeat(values, 2), np.repeat(clusters, 2).tolist())[1] == pytest.approx(low)  # equal scans
 
 
 def test_a_flag_says_how_good_the_deployed_mask_is_at_least():
@@ -478,7 +478,7 @@ def test_calibrate_compares_the_designs_and_the_policy_travels(tmp_path, archive
     assert all(decision.quality_low is not None for decision in first)
     assert 0 < sum(decision.flagged for decision in first) < len(first)
     said = "\n".join(in_words(made))
-    assert "are equally likely" in said  # what p is worth
+    assert "are equally likely" in said  # how p is printed
     assert f"taken: {made.controller}" in said
     assert "flags:" in said
 
@@ -604,7 +604,7 @@ def test_signals_of_disagreement_leave_the_recorded_ones_alone(archive):
     assert set(candidate_signals(shown)) == set(candidate_masks(archive, case_id))
 
 
-def test_merge_refuses_to_be_half_fitted():
+def test_merge_and_choose_need_their_weights():
     with pytest.raises(BadInput, match="merge needs 6 weights, got 0; calibrate it"):
         Merge(steps=3, consensus="3")
     with pytest.raises(BadInput, match="choose needs 3 weights, got 0; run casewise calibrate"):
@@ -628,7 +628,7 @@ def test_where_nobody_draws_anything_m0_stays_and_its_quality_is_unknown():
     assert "its quality cannot be estimated" in verdict.reason
 
 
-def test_most_masks_being_empty_an_empty_one_lies_in_the_middle():
+def test_if_most_masks_are_empty_an_empty_one_is_chosen():
     seen, masks = one_row(NOTHING, NOTHING, A, NOTHING)
     for rule in ("agreement", "medoid"):
         controller = AgreementRule(steps=3, consensus="3", rule=rule)
@@ -636,7 +636,7 @@ def test_most_masks_being_empty_an_empty_one_lies_in_the_middle():
         assert masks[verdict.state].tolist() == [NOTHING]
 
 
-def test_a_signal_that_does_not_carry_gives_a_bound_for_all_cases_with_a_label():
+def test_a_signal_that_predicts_nothing_gives_a_bound_for_all_labelled_cases():
     """A case on which nobody draws anything has no agreement; without a signal it counts like any other."""
     from casewise.judge.calibration.quality import fit_quality
 
@@ -677,7 +677,7 @@ def test_designs_are_scored_by_the_metric_of_the_archive(tmp_path, monkeypatch):
             )
 
 
-def test_what_a_label_leaves_open_is_left_open_by_default_in_driving_scenes(tmp_path):
+def test_ignored_voxels_are_left_out_by_default_in_driving_scenes(tmp_path):
     """The void of driving labels is 255 unless an archive says otherwise; pieces there are neither right nor wrong."""
     made = views_archive(tmp_path / "void", cases=4, metric="miou", void=6)
     own = setting_of(made)
@@ -687,7 +687,7 @@ def test_what_a_label_leaves_open_is_left_open_by_default_in_driving_scenes(tmp_
         assert edit.metric_of(np.ones(len(edit.features), bool)) == pytest.approx(one.metric[state_of(own.consensus)])
 
 
-def test_the_best_of_many_settings_pays_for_having_been_picked():
+def test_the_best_of_many_settings_is_corrected_for_the_choice():
     """Gains of pure noise: often one of 21 columns looks sure by itself, seldom by the test that knows all of them."""
     clusters, alone, together = [str(k // 2) for k in range(40)], 0, 0
     for seed in range(100):
@@ -782,7 +782,7 @@ def test_candidates_that_agree_far_less_than_those_of_calibration_are_flagged_an
     assert [one.state for one in bound] == [one.state for one in plain]
 
 
-def test_too_few_patients_for_flags_are_said_before_anything_is_computed(tmp_path, monkeypatch):
+def test_too_few_patients_for_flags_are_reported_before_anything_is_computed(tmp_path, monkeypatch):
     views_archive(tmp_path / "a", cases=8)
     monkeypatch.setattr(
         "casewise.judge.calibration.calibrate.fitted_choice", lambda *_, **options: 1 / options["flag_below"]

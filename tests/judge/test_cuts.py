@@ -101,7 +101,7 @@ def test_patients_are_drawn_with_all_of_their_cases():
     values = np.repeat(np.linspace(0, 1, 10), 6)  # ten patients with six equal scans
     by_case, by_patient = stability(values), stability(values, clusters=[f"p{n}" for n in np.repeat(range(10), 6)])
     width = {name: found["cut_high"][1] - found["cut_high"][0] for name, found in (("c", by_case), ("p", by_patient))}
-    assert width["p"] > 1.5 * width["c"]  # sixty cases that say no more than ten
+    assert width["p"] > 1.5 * width["c"]  # sixty cases with the information of ten
     assert by_patient["patients"] == 10
     ragged = stability(values[:-1], clusters=[f"p{n}" for n in np.repeat(range(10), 6)][:-1])  # one has fewer scans
     assert ragged["cut_high"] == pytest.approx(by_patient["cut_high"], abs=0.02)

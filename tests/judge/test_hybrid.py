@@ -70,7 +70,7 @@ def test_cut_points_come_from_the_pool_of_the_alarm():
     assert (stream.controller.cut_low, stream.controller.cut_high) == pytest.approx(tuple(expected))
 
 
-def test_there_is_no_hybrid_without_its_alarm(tmp_path):
+def test_a_hybrid_policy_needs_its_alarm(tmp_path):
     archive = synthetic_archive(tmp_path / "site", cases=30)
     policy = calibrate(archive, "cardiac", hybrid=True)
     with pytest.raises(BadInput, match="replay it as a stream, give a watch"):

@@ -166,7 +166,7 @@ def test_a_certificate_names_the_routers_and_studies_that_looked_at_its_labels_b
     (said,) = used_before(certify_router(archive, routers[0], asked, force=True)[0])
     assert "calibrate fitted default" in said
     together, _ = certify_designs(archive, routers, Promise(("harmed",), (0.3,), 0.1), force=True)
-    assert not used_before(together)  # the choice among them is paid for
+    assert not used_before(together)  # the bound is corrected for the choice among them
     unlock(other, purpose="study", policy=routers[0])
     (said,) = used_before(certify_router(other, routers[0], asked, force=True)[0])
     assert "study of cardiac" in said

@@ -77,7 +77,7 @@ def test_labels_that_fitted_a_design_cannot_certify_it(tmp_path):
             certify_router(fitting, calibrate(fitting, design), HARMED, force=True)
 
 
-def test_halves_that_are_too_small_are_called_by_their_size(tmp_path):
+def test_halves_that_are_too_small_are_refused_with_their_size(tmp_path):
     few = views_archive(tmp_path / "few", cases=8, per_cluster=2)  # two of each patient, so four in the half that fits
     with pytest.raises(TooFewCases, match=r"at least 4, and 5 cases in the first half, got 4 with 4 cases"):
         certify_default(few, Promise(("harmed",), (0.3,), delta=0.1))

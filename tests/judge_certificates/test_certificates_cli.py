@@ -32,7 +32,7 @@ def run(*words, code=0):
     return result.output
 
 
-def test_plan_prints_both_sample_sizes_and_what_n_buys():
+def test_plan_prints_both_sample_sizes_and_what_n_can_promise():
     said = run("certify", "--sample-size", "--alpha", 0.1, "--delta", 0.1, "--set", "cases=20")
     assert re.search(r"\b9 labelled patients in expectation", said)
     assert re.search(r"\b22 with probability 0.9", said)

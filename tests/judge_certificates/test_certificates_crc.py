@@ -91,7 +91,7 @@ def test_more_cases_are_asked_for_as_the_table_says():
         assert conformal_floor(n) <= alpha + 1e-12 < conformal_floor(n - 1)
 
 
-def test_losses_that_fall_are_refused_with_the_way_out():
+def test_losses_that_fall_are_refused_with_advice():
     table = LossTable(np.array([[0.5, 0.1]]), np.array([0.0, 1.0]), np.array([0.0, 1.0]))
     with pytest.raises(BadInput, match=r"use the envelope or method 'ltt'"):
         conformal_setting(table, 0.9)
@@ -114,7 +114,7 @@ def test_two_scans_of_a_patient_count_as_one():
     assert worst.is_monotone
 
 
-def test_a_cluster_join_that_nobody_knows_is_refused():
+def test_an_unknown_cluster_join_is_refused():
     with pytest.raises(BadInput, match="'mean' or 'max'"):
         cluster_rows(np.zeros((2, 1)), ["a", "b"], "median")
 
@@ -124,7 +124,7 @@ def test_the_envelope_is_the_worse_action():
     assert Evidence(("a", "b"), ("a", "b"), np.zeros(2), low, mid, low).loss("ha").tolist() == [0.3, 0.5]
 
 
-def test_leaving_a_case_out_asks_the_others():
+def test_the_left_out_risk_uses_the_setting_of_the_others():
     assert left_out_risk(rollback_table(np.arange(9.0), np.zeros(9)), 0.1) is None  # 8 cases cannot promise 0.1
     table = rollback_table(np.arange(20.0), np.r_[np.zeros(19), 1.0])
     by_hand = []

@@ -49,7 +49,7 @@ def test_a_case_without_regions_costs_nothing_and_lowers_the_floor():
 
 
 def test_an_envelope_of_the_average_is_not_the_average_of_envelopes():
-    # two cases whose peaks lie at different thresholds: the mean never shows both, the use the envelope does
+    # the peaks of two cases are at different thresholds; only the mean of the envelopes contains both
     curves = np.array([[0, 1.0, 0.0, 0.0], [0, 0.0, 0.0, 1.0]])
     assert envelope(curves.mean(axis=0))[-1] == 0.5
     assert np.mean([envelope(curve)[-1] for curve in curves]) == 1.0

@@ -39,7 +39,7 @@ def test_an_always_harmful_setting_is_never_certified(kind):
             assert p_values(np.ones((40, 1)), alpha, kind=kind, orders=orders)[0] == pytest.approx(1.0)
 
 
-def test_no_loss_at_all_gives_the_power_of_n():
+def test_without_losses_p_is_a_power_of_one_minus_alpha():
     for n, alpha in ((10, 0.2), (20, 0.1), (50, 0.05)):
         assert float(hoeffding_bentkus(0.0, n, alpha)) == pytest.approx((1 - alpha) ** n)
         assert float(exact_binomial(0.0, n, alpha)) == pytest.approx((1 - alpha) ** n)
@@ -58,7 +58,7 @@ def test_a_risk_above_alpha_is_not_significant():
     assert float(betting(np.full(20, 0.5), 0.2)) == 1.0
 
 
-def test_many_orders_remove_the_luck_of_one():
+def test_averaging_over_many_orders_makes_p_stable():
     lucky, unlucky = np.sort(FEW_LOSSES), np.sort(FEW_LOSSES)[::-1]
     alone = abs(float(betting(lucky, 0.2)) - float(betting(unlucky, 0.2)))
     shuffled = [float(betting(row, 0.2, orders=200)) for row in (lucky, unlucky)]
@@ -91,7 +91,7 @@ def test_the_plan_prints_the_table_of_the_note():
     assert clopper_pearson_upper(20, 20) == 1.0
 
 
-def test_what_twenty_cases_buy():
+def test_what_twenty_cases_can_promise():
     found = plan(0.2, 0.1, 20)
     assert found.crc_alpha == pytest.approx(1 / 21)
     assert found.crc_budget == pytest.approx(0.2 * 21 - 1)

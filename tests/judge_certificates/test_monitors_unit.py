@@ -73,14 +73,14 @@ def test_conformal_p_values_count_what_is_larger():
     assert 0.25 < monitor.p_value("a", 2.0) <= 0.75  # ties are broken by chance
 
 
-def test_all_coordinates_equal_is_no_alarm():
+def test_equal_coordinates_raise_no_alarm():
     monitor = Exchangeability((0.0,) * 20, 0.05)
     for t in range(200):
         monitor = monitor.seen(f"c{t}", 0.0)
     assert not monitor.alarm
 
 
-def test_the_same_case_has_the_same_luck():
+def test_the_tie_break_of_a_case_is_always_the_same():
     one, two = (Exchangeability((1.0, 2.0), seed=3).p_value("case", 1.5) for _ in range(2))
     assert one == two
 
@@ -294,7 +294,7 @@ def test_a_fall_that_the_value_does_not_show_is_seen_in_the_foreground(views):
     assert active_policy(policy, watch).controller == "m0"
 
 
-def test_audits_leave_room_for_what_crc_leaves_open(site):
+def test_the_limit_of_an_audit_allows_for_the_uncertainty_of_crc(site):
     certificate, _ = certify_router(site.archive, site.policy, Promise(("harmed",), (0.2,), within="max"))
     audit = audit_of(certificate, 0.05)
     assert audit.limit > certificate.alpha

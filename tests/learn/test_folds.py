@@ -68,7 +68,7 @@ def test_every_patient_gets_weights_that_never_saw_it(tmp_path):
 
 
 def test_a_label_changes_nothing_for_its_own_patient(tmp_path):
-    """The second statement: spoil a patient's labels, and the weights that judge this patient stay bit-identical."""
+    """Independent computation: spoil a patient's labels, and the weights that judge this patient stay bit-identical."""
     cases, labels, patients = cohort(4)
     spoiled = [1 - label if patient == "p2" else label for label, patient in zip(labels, patients, strict=True)]
     honest = cross_fit(TinyModel(), cases, labels, patients, FAST, folder=tmp_path / "a", workers=1).read()
@@ -85,7 +85,7 @@ def test_half_of_the_patients_for_a_learning_curve(tmp_path):
     assert [len(one.trained_on) for one in made.folds] == [3, 3]
 
 
-def test_a_fold_that_fails_is_said_and_leaves_m0(tmp_path, monkeypatch):
+def test_a_fold_that_fails_is_reported_and_leaves_m0(tmp_path, monkeypatch):
     cases, labels, patients = cohort(4)
     whole, out = folds.tune, deal(patients)[1]
 
@@ -134,7 +134,7 @@ def _long_run(folder):
     cross_fit(TinyModel(), cases, labels, patients, tuning, folder=folder, workers=1, on_progress=told)
 
 
-def test_a_killed_run_goes_on_with_the_folds_that_are_missing(tmp_path):
+def test_a_killed_run_continues_with_the_folds_that_are_missing(tmp_path):
     process = multiprocessing.get_context("fork").Process(target=_long_run, args=(tmp_path,))
     process.start()
     process.join(60)

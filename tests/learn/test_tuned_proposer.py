@@ -45,7 +45,7 @@ def candidates(case, folder, objective="tuned", model=None, **more):
 
 
 def predicted(weights, share, case):
-    """The second statement: put the weights in by hand."""
+    """Independent computation: put the weights in by hand."""
     backbone = TinyModel().load()
     with torch.no_grad():
         for name, parameter in backbone.network.named_parameters():
@@ -111,7 +111,7 @@ def test_views_are_read_through_the_tuned_weights(fitted):
         candidates(cases[0], folder, "tuned+views:mirror(x)", ensemble=True)
 
 
-def test_the_network_comes_back_and_a_shared_m0_is_predicted_once(fitted):
+def test_the_network_is_restored_and_a_shared_m0_is_predicted_once(fitted):
     cases, _, folder = fitted
     backbone = TinyModel().load()
     before, ready = fingerprint(backbone.network), backbone.prepare(cases[0])

@@ -115,7 +115,7 @@ def test_labels_that_cannot_teach_are_refused(tiny):
     assert one.facts["notes"] == ["the label of case p1_0 is all background"]
 
 
-def test_a_loss_that_is_not_finite_stops_and_gives_the_network_back(tiny):
+def test_a_loss_that_is_not_finite_stops_and_restores_the_network(tiny):
     backbone, (cases, labels, _) = tiny(), cohort(1)
     before = fingerprint(backbone.network)
     with pytest.raises(NotFinite, match="lower the learning rate"):

@@ -1,4 +1,4 @@
-"""Signals of disagreement: pictures that a person can check, and everything said twice."""
+"""Signals of disagreement: pictures that a person can check, and independent computations."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_consensus_among_the_candidates_has_no_vote() -> None:
     alone = candidates_of([SMALL, GROWN, APART]).signals()
     beside = candidates_of([SMALL, GROWN, APART, GROWN], voters=(0, 1, 2)).signals()
     assert beside[:3] == alone
-    assert beside[3]["agreement"] > alone[1]["agreement"]  # it is compared with all three, its twin among them
+    assert beside[3]["agreement"] > alone[1]["agreement"]  # it is compared with all three, its copy included
 
 
 def test_background_counts_where_it_is_a_class() -> None:
@@ -89,7 +89,7 @@ stacks = hnp.arrays(
 
 
 @given(stacks)
-def test_pairwise_dice_said_twice(masks: np.ndarray) -> None:
+def test_pairwise_dice_agrees_with_a_second_computation(masks: np.ndarray) -> None:
     found = candidates_of(list(masks))
     for i, j in itertools.product(range(len(masks)), repeat=2):
         assert found.dice[i, j] == pytest.approx(said_again(masks[i], masks[j]))
@@ -123,7 +123,7 @@ EMPTY = np.zeros_like(SMALL)
 
 def test_empty_masks_are_alike_and_say_nothing_about_their_quality() -> None:
     m0, same, drawn = candidates_of([EMPTY, EMPTY, SMALL]).signals()
-    assert m0["agreement"] == m0["agreement_all"] == 0.0  # of the pairs that hold something
+    assert m0["agreement"] == m0["agreement_all"] == 0.0  # over the pairs that are not both empty
     assert m0["likeness"] == same["likeness"] == 0.5
     assert drawn["likeness"] == 0.0
     assert same["agreement_source"] == 1.0  # no edit
@@ -140,6 +140,6 @@ def test_weighted_agreement_is_the_mean_pair_times_the_certainty_of_the_votes() 
     assert same.signals()[0]["weighted_agreement"] == same.certainty == 1.0
 
 
-def test_a_consensus_without_a_vote_changes_no_certainty() -> None:
+def test_a_consensus_without_a_vote_does_not_change_the_certainty() -> None:
     masks = [SMALL, GROWN, APART]
     assert candidates_of([*masks, GROWN], voters=(0, 1, 2)).certainty == candidates_of(masks).certainty

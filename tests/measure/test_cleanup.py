@@ -1,4 +1,4 @@
-"""Cleanup on pictures that a person can check, and on random masks against a slow second statement."""
+"""Cleanup on pictures that a person can check, and on random masks against a slow independent computation."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ small = arrays(np.uint8, st.sampled_from([(5, 6), (3, 4, 4)]), elements=st.integ
 
 
 @given(small, st.integers(1, 5))
-def test_against_a_second_statement(mask, least):
+def test_cleanup_agrees_with_a_second_computation(mask, least):
     wanted = mask.copy()
     numbers, count = ndimage.label(mask == 1)
     for number in range(1, count + 1):

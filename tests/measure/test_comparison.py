@@ -1,4 +1,4 @@
-"""New against old on one case: tiny pictures, and second statements with scipy on whole volumes."""
+"""New against old on one case: tiny pictures, and independent computations with scipy on whole volumes."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_a_shift_by_a_voxel_keeps_the_volume_and_moves_the_surface():
     assert found.shift_hd95 == pytest.approx(1.5)
 
 
-def test_labels_that_come_and_go_are_said():
+def test_labels_that_come_and_go_are_reported():
     without = np.where(ORGAN == 2, 0, ORGAN).astype(np.uint8)
     assert comparison(ORGAN, without).warnings == ("label 2 is gone",)
     assert comparison(without, ORGAN).warnings == ("label 2 is new",)
@@ -217,7 +217,7 @@ def holes_by_scipy(mask: np.ndarray, label: int) -> list[np.ndarray]:
 
 @pytest.mark.parametrize("shape", [(24, 33), (6, 15, 17)])
 @pytest.mark.parametrize("seed", range(4))
-def test_everything_agrees_with_a_plain_statement_on_the_whole_volume(seed, shape):
+def test_everything_agrees_with_a_plain_computation_on_the_whole_volume(seed, shape):
     old, new, label = crumbs(seed, shape)
     spacing = (3.0, 1.0, 0.7)[-len(shape) :]
     found = comparison(old, new, label, spacing_mm=spacing, surfaces="all", min_area=4)

@@ -17,7 +17,7 @@ def picture(text: str) -> np.ndarray:
 EMPTY = picture("........ ........ ........")
 
 
-def test_nothing_changed_is_nothing_in_pieces():
+def test_an_unchanged_mask_has_no_pieces():
     found = fragmentation(EMPTY, EMPTY)
     assert (found.regions, found.delta, found.area, found.effective_regions, found.largest) == (0, 0, 0, 0, 0)
     assert found.largest_share is None

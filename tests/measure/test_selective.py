@@ -1,4 +1,4 @@
-"""Risk-coverage curves: by hand, said twice, and their limits."""
+"""Risk-coverage curves: by hand, by an independent computation, and their limits."""
 
 from __future__ import annotations
 

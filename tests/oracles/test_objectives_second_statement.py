@@ -1,4 +1,4 @@
-"""Every objective against a second statement of its formula, written from the papers' formulas in plain torch.
+"""Every objective against an independent computation of its formula, written from the papers' formulas in plain torch.
 
 K = 3 updates; every adapted parameter agrees to 1e-6 after each of them. Only the *sampled numbers* of a view are
 shared (a view is data); transforms, losses, filters, teachers and searches are stated again here. The learning rate is
@@ -42,7 +42,7 @@ class ByChannel(nn.LayerNorm):
 
 
 class Toy(nn.Module):
-    """Two convolutions with a normalization each, a head, and an auxiliary head that tells quarter turns."""
+    """Two convolutions with a normalization each and a head."""
 
     def __init__(self, norm: str, classes: int) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class Toy(nn.Module):
         conv = nn.Conv3d if spatial == 3 else nn.Conv2d
         self.first, self.second = conv(1, 6, 3, padding=1), conv(6, 6, 3, padding=1)
         self.norm1, self.norm2 = _norm(norm), _norm(norm)
-        self.head, self.turns = conv(6, classes, 1), nn.Linear(6, 4)
+        self.head = conv(6, classes, 1)
 
     def features(self, x: torch.Tensor) -> torch.Tensor:
         x = torch.nn.functional.leaky_relu(self.norm1(self.first(x)), 0.2)
@@ -58,10 +58,6 @@ class Toy(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.head(self.features(x))
-
-    def auxiliary(self, x: torch.Tensor) -> torch.Tensor:
-        f = self.features(x)
-        return self.turns((f * torch.linspace(0, 1, f.shape[-1])).flatten(2).mean(2))
 
 
 def _norm(kind: str) -> nn.Module:
@@ -120,7 +116,7 @@ def compare(objective, second, norm: str, head: str, rate: float = RATE, symmetr
     assert moved > rate / 10  # a comparison of two things that stand still proves nothing
 
 
-# -- the words of the second statement --------------------------------------------------------------------------------
+# -- helpers of the independent computation ---------------------------------------------------------------------------
 
 
 def affine(network: nn.Module) -> dict[str, nn.Parameter]:
@@ -443,12 +439,6 @@ def test_deyo(norm, head, reduction):
         return deyo(*arguments, drop_margin=0.02, ent_margin=0.7, foreground=reduction == "foreground")
 
     compare(Deyo(drop_margin=0.02, entropy_margin=0.7, reduction=reduction), second, norm, head)
-
-
-# -- the forward-only objective: one generation of a separable CMA-ES on FOA's fitness --------------------------------
-
-
-# -- TTT: which way up? -----------------------------------------------------------------------------------------------
 
 
 # -- micro-batches take the same step as the whole batch --------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""TENT and EATA for K = 3, against second statements of their formulas: no shared code, own Adam, own entropy.
+"""TENT and EATA for K = 3, against independent computations of their formulas: no shared code, own Adam, own entropy.
 
 Entropy is written as p log p from an explicit softmax, Adam from its paper, the anchor's gradient as
 2 (theta - theta_0).

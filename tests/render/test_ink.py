@@ -15,7 +15,7 @@ def figure_with(text: str):
     return figure
 
 
-def test_inks_become_variables_of_the_page():
+def test_colors_become_variables_of_the_page():
     drawn = page_svg(svg_text(figure_with("HA"), id="one"), title="HA")
     assert "var(--harm)" in drawn
     assert "var(--ink)" in drawn
@@ -42,7 +42,7 @@ def test_a_figure_is_drawn_the_same_twice():
     assert svg_text(figure_with("x"), id="one") == svg_text(figure_with("x"), id="one")
 
 
-def test_a_png_has_a_white_ground(tmp_path):
+def test_a_png_has_a_white_background(tmp_path):
     from PIL import Image
 
     write_png(tmp_path / "x.png", figure_with("x"))

@@ -28,7 +28,7 @@ def test_candidates_stand_side_by_side_with_the_deployed_one_marked(views):
     assert [one["name"] for one in found] == ["M0", *(f"view-{k}" for k in range(1, 6)), "consensus (vote)"]
     assert [one["name"] for one in found if one["chosen"]] == ["consensus (vote)"]
     masks = [mask for state, mask in views.evaluation.masks(decision.case_id).items() if not state.shrink]
-    signals = candidates_of(masks, voters=range(6)).signals()  # the vote is no opinion of its own
+    signals = candidates_of(masks, voters=range(6)).signals()  # the vote is not a separate candidate
     assert [float(one["agreement"]) for one in found] == pytest.approx([s["agreement"] for s in signals], abs=6e-4)
 
 

@@ -112,7 +112,7 @@ def test_a_verdict_that_cannot_be_had_is_not_called_rejected():
     assert suite.find("testcase/error").get("type") == "undecided"
 
 
-def test_one_patient_is_said_once_and_has_no_interval():
+def test_one_patient_is_reported_once_and_has_no_interval():
     checks = [undecided(reason=f"mean fall: {at}", scope=f"label {at}", patients=1) for at in range(27)]
     (line,) = check_lines({**summary(), "checks": checks})
     assert "one patient is not enough" in line
@@ -161,7 +161,7 @@ def test_pictures_show_what_was_removed_and_what_is_wrong_now():
 
 
 @pytest.mark.parametrize("image", [None, np.zeros((3, 3)), np.zeros((28, 32, 3), np.uint8)])
-def test_pictures_of_planes_bear_any_image(image):
+def test_pictures_of_planes_work_with_any_image(image):
     old, new = heart()[2], planted("hole", heart())[2]
     assert len(case_pictures(old, new, old, image)) == (5 if image is None else 6)
 

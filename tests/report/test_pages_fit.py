@@ -226,7 +226,8 @@ def test_the_demo_says_whether_a_rollback_was_right(tuned: float, said: str) -> 
 
 
 @pytest.mark.parametrize(("views", "deployed", "said"), [
-    (0.85, 0.9, "Labelled hearts recover more."), (0.95, 0.9, "Labelled hearts do not recover more."),
+    (0.85, 0.9, "Tuning on labelled hearts recovers more."),
+    (0.95, 0.9, "Tuning on labelled hearts does not recover more."),
 ])  # fmt: skip
 def test_the_demo_names_the_hearts_that_each_way_hurts(views: float, deployed: float, said: str) -> None:
     good = {"m0": 0.8, "views": views, "tuned": 0.7, "deployed": deployed}

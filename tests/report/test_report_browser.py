@@ -14,7 +14,7 @@ pytestmark = needs_chromium
 
 @pytest.fixture
 def opened(browser: Any, page: Any) -> Iterator[Any]:
-    """The report at desktop size; at the end nothing may have gone wrong or outside."""
+    """The report at desktop size; at the end the page must have had no error and no request to other hosts."""
     tab = browser.new_page(viewport={"width": 1300, "height": 900}, color_scheme="light")
     wrong: list[str] = []
     tab.on("console", lambda message: wrong.append(message.text) if message.type in ("error", "warning") else None)

@@ -68,7 +68,7 @@ def test_every_finding_says_its_n_and_spec(results):
         assert found["spec"] or name == "measures", name  # the paper has no clinical measures
 
 
-def test_the_machine_stays_at_home(page, sources):
+def test_the_report_names_no_path_of_the_machine(page, sources):
     folder = str(sources.evaluation.path.parent)
     for file in page.parent.rglob("*.*"):
         if file.suffix in {".html", ".json", ".csv", ".tex", ".svg"}:

@@ -41,7 +41,7 @@ def outcome(engine: LocalEngine, work: Any, *cases: str) -> dict[str, tuple[obje
     return {result.case_id: (result.value, result.kind) for result in engine.map(work, cases)}
 
 
-def test_an_exception_is_a_result_and_the_rest_goes_on(trouble: Any) -> None:
+def test_an_exception_is_a_result_and_the_rest_continues(trouble: Any) -> None:
     found = outcome(LocalEngine(), trouble, "a", "raise", "b")
     assert found == {"a": ("A", None), "raise": (None, "ValueError"), "b": ("B", None)}
 

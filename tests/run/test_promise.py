@@ -1,4 +1,4 @@
-"""A run stands under the certificate of its own policy and model, and under nobody else's."""
+"""A run uses only the certificate of its own policy and model."""
 
 from __future__ import annotations
 

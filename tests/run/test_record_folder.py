@@ -94,7 +94,7 @@ def test_a_label_of_another_shape_is_told(recording: RecordCase, tmp_path: Path)
     }
 
 
-def test_a_label_that_is_refused_unopened_costs_its_own_case(
+def test_a_label_that_is_refused_unopened_affects_only_its_own_case(
     recording: RecordCase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backbone = recording.backbone

@@ -142,7 +142,7 @@ def test_headers_that_say_nothing_are_accepted(tmp_path: Path) -> None:
     check_same_place(image, tmp_path / "label.png")
 
 
-def test_a_moved_label_costs_its_own_case_and_may_be_allowed(
+def test_a_moved_label_affects_only_its_own_case_and_may_be_allowed(
     recording: RecordCase, images: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "labels").mkdir()

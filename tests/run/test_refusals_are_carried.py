@@ -1,4 +1,4 @@
-"""What calibration and the monitors said stands in every output: NO-GO, void certificates, calibration cases."""
+"""Every output shows the warnings of calibration and monitors: NO-GO, void certificates, calibration cases."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_cases_outside_the_certificate_are_counted_beside_the_promise(work: Make
     n = len(entries)
     statement, said = promised(made.deployment, entries)
     outside = f"cases are {OUTSIDE}: no estimate or promise holds for them"
-    assert statement is None  # it is about none of them
+    assert statement is None  # the certificate covers none of them
     assert all(entry.certificate["void"] and entry.certificate["why_void"] == entry.uncovered for entry in entries)
     assert said == ["the certificate does not hold here: it covers none of these cases", f"{n} of {n} {outside}"]
     short = run_report(made, tmp_path, entries, 1.0, {})["certificate"]

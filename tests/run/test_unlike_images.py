@@ -94,7 +94,7 @@ def test_an_image_of_another_modality_gets_m0_and_a_flag(policy: Policy, model: 
     assert "its modality is CT, the labelled images are MR" in found.decision.reason
 
 
-def test_a_folder_of_another_kind_is_said_and_no_promise_covers_it(
+def test_a_folder_of_another_kind_is_reported_and_no_promise_covers_it(
     policy: Policy, model: Model, five_images: Path, tmp_path: Path
 ) -> None:
     done = Deployment(model, policy).predict_folder(other_kind(tmp_path / "late", 3), tmp_path / "out", overlays=False)

@@ -59,7 +59,7 @@ def test_an_alarm_within_a_run_suspends_the_rest_of_it(work: Maker, tmp_path: Pa
     assert found[-1].decision.executed == 0
 
 
-def test_a_run_that_is_killed_goes_on_as_if_it_had_not_been(work: Maker, tmp_path: Path) -> None:
+def test_a_run_that_is_killed_continues_as_if_it_had_not_been(work: Maker, tmp_path: Path) -> None:
     policy = router(np.linspace(0, 0.5, 30), warm_up=1)
     pool = policy.options["hybrid"]["pool"]
     part, other = (watch_file(tmp_path / name, pool) for name in ("part.json", "whole.json"))

@@ -1,4 +1,4 @@
-"""Behind the service: the clock in the middle of an adaptation, certificates that must fit, memory that suffices."""
+"""Behind the service: the time limit during an adaptation, certificates of other policies, and memory."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def values(stage: list[tuple[str, str]], name: str) -> list[str]:
     return [rest for word, rest in stage if word == name]
 
 
-def test_it_runs_as_a_numbered_user_that_is_not_root(stages: list[list[tuple[str, str]]]) -> None:
+def test_the_container_runs_as_a_numbered_user_that_is_not_root(stages: list[list[tuple[str, str]]]) -> None:
     (user,) = values(stages[-1], "USER")
     assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", user), "Kubernetes' runAsNonRoot needs a number"
     words = [word for word, _ in stages[-1]]

@@ -155,7 +155,7 @@ def taken(client: httpx.Client) -> int:
     return int(client.get("/health/ready").json()["taken"])
 
 
-def test_a_full_house_answers_429_and_says_when_to_come_back(serving: Any, scans: Scans) -> None:
+def test_a_full_queue_answers_429_and_says_when_to_retry(serving: Any, scans: Scans) -> None:
     body = file_of(scans[0])
     with serving(places=1) as running, running.client() as client, half_sent(running.port, body) as first:
         while taken(client) == 0:
@@ -171,7 +171,7 @@ def test_a_full_house_answers_429_and_says_when_to_come_back(serving: Any, scans
         assert client.post("/segment", content=body).status_code == 200
 
 
-def test_a_shutdown_finishes_what_was_let_in_and_nobody_else_is(serving: Any, scans: Scans) -> None:
+def test_a_shutdown_finishes_accepted_requests_and_accepts_no_others(serving: Any, scans: Scans) -> None:
     body = file_of(scans[0])
     with serving() as running, half_sent(running.port, body) as late:
         with running.client() as client:
@@ -188,7 +188,7 @@ def test_a_shutdown_finishes_what_was_let_in_and_nobody_else_is(serving: Any, sc
         assert late.recv(64).startswith(b"HTTP/1.1 200")
 
 
-def test_too_much_is_refused_by_its_announced_length_and_by_counting(serving: Any) -> None:
+def test_a_large_body_is_refused_by_its_announced_length_and_by_counting(serving: Any) -> None:
     def endless() -> Any:
         while True:
             yield b"x" * 1024
@@ -219,7 +219,7 @@ def test_what_cannot_be_understood_is_a_400_and_what_the_model_cannot_take_a_422
     assert "holds one value everywhere" in flat.json()["error"]
 
 
-def test_files_that_lie_or_are_no_images_are_refused(service: Any, tmp_path: Path) -> None:
+def test_files_with_false_headers_or_without_an_image_are_refused(service: Any, tmp_path: Path) -> None:
     bomb = nibabel.Nifti1Header()
     bomb.set_data_shape((3000, 3000, 3000))
     bomb["magic"] = b"n+1"
@@ -231,7 +231,7 @@ def test_files_that_lie_or_are_no_images_are_refused(service: Any, tmp_path: Pat
             assert client.post("/segment", content=body).status_code == 400
 
 
-def test_another_host_another_origin_and_no_token_stay_outside(serving: Any, scans: Scans) -> None:
+def test_another_host_another_origin_and_no_token_are_refused(serving: Any, scans: Scans) -> None:
     with serving(token="secret") as running, running.client() as client:
         assert client.get("/health/ready").status_code == 200
         assert client.get("/model").status_code == 401
@@ -379,7 +379,7 @@ def test_a_watch_of_another_policy_that_took_its_place_is_not_written_over(
     assert read_watch(file) == Watch("c2")
 
 
-def test_a_watch_that_cannot_be_written_is_said_and_the_next_case_goes_on(
+def test_a_watch_that_cannot_be_written_is_reported_and_the_next_case_continues(
     serving: Any, scans: Scans, tmp_path: Path
 ) -> None:
     router, file = _watched(tmp_path)

@@ -1,4 +1,4 @@
-"""Clients that mean no good, and clients that make mistakes: the service goes on answering the others."""
+"""Malicious clients and clients that make mistakes: the service still answers the others."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_the_first_page_and_the_docs_answer_and_load_nothing_from_elsewhere(serv
             assert "https://" not in answer.text
 
 
-def test_the_token_opens_every_door_but_those_of_the_probes(serving: Any) -> None:
+def test_every_path_but_the_probes_needs_the_token(serving: Any) -> None:
     with serving(token="secret") as running:
         for sent in ("", "Bearer", "Bearer wrong", "Basic secret", "Bearer secre", "bearer secret"):
             right = sent.lower().split() == ["bearer", "secret"]

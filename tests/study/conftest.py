@@ -1,4 +1,4 @@
-"""Outcome frames with known contents: a ladder per case, with harm that a signal does or does not foretell."""
+"""Outcome frames with known contents: a ladder per case, with harm that a signal does or does not predict."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STATES = {"low": State(3), "mid": State(2, 0.5), "hard": State(0)}
 
 
 def cohort(cases: int = 60, steps: int = 4, *, effect: float = 1.0, seed: int = 0, prefix: str = "c") -> pd.DataFrame:
-    """Cases in two groups whose step-1 delta foretells their harm by ``effect`` (0: not at all)."""
+    """Cases in two groups whose step-1 delta predicts their harm by ``effect`` (0: not at all)."""
     rng = np.random.default_rng(seed)
     rungs = [(step, 0.0) for step in range(steps + 1)] + [(2, 0.5)]
     records = []

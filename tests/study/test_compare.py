@@ -257,7 +257,7 @@ def test_memory_does_not_grow_with_the_rows_but_by_a_few_numbers_per_case(tmp_pa
 
 
 @pytest.mark.slow
-def test_a_run_that_is_killed_goes_on_where_it_was(tmp_path):
+def test_a_run_that_is_killed_continues_where_it_was(tmp_path):
     """kill -9 in the middle of the command; the second run compares the rest, and the outcome is that of one run."""
     root = update(tmp_path, cases=300)
     words = [sys.executable, "-m", "casewise", "compare", root / "old", root / "new", "-l", root / "labels", "-j", "1"]
@@ -291,7 +291,7 @@ def test_a_case_that_breaks_off_is_a_line_with_its_reason(tmp_path, monkeypatch)
     assert (first["status"], first["problems"]) == ("failed", [{"kind": "broke", "message": "h00: by zero"}])
 
 
-def test_a_mask_that_vanishes_or_changes_meanwhile_costs_its_own_pair(tmp_path, monkeypatch):
+def test_a_mask_that_vanishes_or_changes_meanwhile_affects_only_its_own_pair(tmp_path, monkeypatch):
     import casewise.study.compared_pairs as module
 
     root, read = update(tmp_path, cases=4), module.read_pair
@@ -326,7 +326,7 @@ def test_a_case_that_broke_is_compared_again(tmp_path, monkeypatch):
     assert engine.given == ["h00", "h01"]
 
 
-def test_a_folder_is_one_comparison_s_at_a_time(tmp_path):
+def test_one_comparison_at_a_time_writes_to_a_folder(tmp_path):
     said = r"another casewise compare writes into .*out; wait until it ends"
     with alone(tmp_path / "out"), pytest.raises(Refused, match=said):
         alone(tmp_path / "out").__enter__()

@@ -90,7 +90,7 @@ def test_a_comparison_survives_json():
         assert json_text(back.as_dict()) == json_text(found.as_dict())
 
 
-def test_what_cannot_be_compared_is_said():
+def test_what_cannot_be_compared_is_reported():
     with pytest.raises(BadInput, match="two masks, two sequences of masks or two folders, got one of each"):
         casewise.compare(OLD[0], NEW)
     with pytest.raises(BadInput, match="one of them ended after 6"):

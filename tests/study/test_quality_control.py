@@ -91,7 +91,7 @@ def test_the_bound_of_a_patient_comes_from_the_others(raters):
     assert (other.loc[rest, "quality_low"] <= plain.loc[rest, "quality_low"] + 1e-12).all()
 
 
-def test_one_bad_case_costs_no_other_its_row(raters, tmp_path):
+def test_one_bad_case_affects_no_other_row(raters, tmp_path):
     import shutil
 
     home = tmp_path / "copy"
@@ -115,7 +115,7 @@ def test_an_archive_of_views_is_controlled_without_its_consensus(tmp_path):
     assert run(archive.path, "-l", tmp_path, "-o", tmp_path / "out").exit_code != 0
 
 
-def test_one_opinion_is_none(raters):
+def test_one_mask_per_case_is_refused(raters):
     with pytest.raises(BadInput, match="at least two folders of masks, got 1"):
         list(folder_opinions([raters / "model"], labels=None, cases=None))
 

@@ -69,7 +69,7 @@ def test_the_second_paragraph_counts_the_cases_made_worse_without_control(study)
     )
 
 
-def test_the_attribution_line_is_part_of_the_story(study):
+def test_the_attribution_line_is_part_of_the_summary(study):
     share = attribution_of(study).row(control="random")["share"]
     assert f"{100 * share:.0f} % of this reduction" in told.report_summary(study).second
 

@@ -1,4 +1,4 @@
-"""Designs are adopted for nothing seldom, and the gain that is printed is not that of the luckiest design.
+"""Designs without gain are seldom adopted, and the printed gain is not that of the best design by chance.
 
 Worlds without any gain, patients of two scans each, all designs compared. Stated: at most one calibration in ten adopts
 a design. In worlds with skewed losses or rare disasters this cannot be stated: their mean gain is 0, and no test with
@@ -143,7 +143,7 @@ def test_rare_disasters_are_not_seen_by_any_test_so_nothing_is_promised_about_th
 
 
 @pytest.mark.parametrize("patients", [5, 10, 40])
-def test_new_patients_lose_more_than_any_that_was_seen_as_seldom_as_is_said(patients):
+def test_new_patients_lose_more_than_any_that_was_seen_as_seldom_as_stated(patients):
     """``unseen_sentence``: the share of new patients that lose more than the worst of these, confidence .9."""
     stated = clopper_pearson_upper(0, patients, 0.9)
     assert f"up to {stated:.0%} of new" in unseen_sentence(patients)

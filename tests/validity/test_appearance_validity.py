@@ -1,4 +1,4 @@
-"""The false alarms of the look of images are as rare as stated, with few patients of several scans each."""
+"""Images like the calibration images are called outside as rarely as stated, with few patients of several scans."""
 
 from __future__ import annotations
 

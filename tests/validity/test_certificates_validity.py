@@ -131,7 +131,7 @@ def test_the_surrogate_is_bounded_by_its_own_certificate():
 
 
 def clustered_risk(alpha, repetitions, *, by_patient):
-    """Every patient has three scans with one shared fate: 20 patients are 20 units, not 60."""
+    """The three scans of a patient are harmed together: 20 patients are 20 units, not 60."""
     rng = np.random.default_rng(6)
     broken = []
     for _ in range(repetitions):

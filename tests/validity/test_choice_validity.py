@@ -1,4 +1,4 @@
-"""Certificates for what is chosen among candidates: the choice of a design is paid for, and so are flags.
+"""Certificates for what is chosen among candidates: the bound is corrected for the choice of a design and for flags.
 
 Worlds have ties in the size of the edit, patients with two cases that are alike, and few patients.
 """
@@ -83,7 +83,7 @@ def allowed(repetitions):
     return DELTA + 3 * np.sqrt(DELTA * (1 - DELTA) / repetitions)
 
 
-def test_the_choice_of_a_design_is_paid_for():
+def test_the_choice_of_a_design_is_corrected_for():
     share, some = violated(60, 40)
     assert share <= allowed(40)
     assert some > 0.5
@@ -92,7 +92,7 @@ def test_the_choice_of_a_design_is_paid_for():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("patients", [12, 25, 60, 150])
-def test_the_choice_of_a_design_is_paid_for_everywhere(patients):
+def test_the_choice_of_a_design_is_corrected_for_everywhere(patients):
     assert violated(patients, 2000)[0] <= allowed(2000)
 
 
@@ -183,7 +183,7 @@ def test_all_designs_are_fitted_on_one_half_and_certified_on_the_other(archive, 
     assert certificate.details["designs"] == [name for name in DESIGNS if name != "m0"]
     assert certificate.cases == 22
     assert "fitted on 22 cases and tested on 22 others" in certificate.advice
-    assert set(certified.calibration_cases) == set(archive.ids)  # neither half is new to it
+    assert set(certified.calibration_cases) == set(archive.ids)  # the policy was fitted on both halves
     fit, test = halves_of(archive)
     flagged = [calibrate(fit, name, flag_below=0.3, confidence=0.8) for name in ("consensus", "medoid")]
     certificate, _ = certify_designs(test, flagged, asked, halved=True)

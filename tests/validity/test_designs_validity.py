@@ -1,4 +1,4 @@
-"""Several designs certified together (T6, T8) in worlds whose risk is known: the choice is paid for.
+"""Several designs certified together (T6, T8) in worlds whose risk is known: the bound is corrected for the choice.
 
 ``best_certified``, the search of ``certify_designs``, makes its own choice; only the archive is replaced by draws.
 """
@@ -25,7 +25,7 @@ def chosen(n, alpha, severity, repetitions, *, family="chains", losses=ONE, p_va
 def test_several_designs_keep_their_promise_together(losses):
     found = chosen(50, 0.3, "binary", FEW, losses=losses)
     assert found.holds_with_probability(DELTA)
-    assert found.refused < 0.5  # it does certify: silence would keep any promise
+    assert found.refused < 0.5  # something is certified; with no certificate every promise would hold
 
 
 def test_the_best_empirical_configuration_breaks_the_promise():

@@ -63,7 +63,7 @@ def test_the_kept_are_harmed_as_seldom_as_promised(binary):
 @pytest.mark.slow
 @pytest.mark.parametrize(("binary", "alpha"), [(True, 0.2), (False, 0.2), (False, 0.1), (False, 0.05)])
 @pytest.mark.parametrize("world", range(50))
-def test_in_fifty_worlds(world, binary, alpha):
+def test_the_kept_are_harmed_as_seldom_as_promised_in_fifty_worlds(world, binary, alpha):
     risk, error, _ = risk_among_kept(world, 2000, binary=binary, alpha=alpha)
     assert risk <= alpha + 3 * error
 

@@ -30,7 +30,7 @@ def within(share, repetitions, delta=DELTA):
 
 
 @pytest.mark.parametrize("monitor", ALL)
-def test_a_healthy_stream_is_seldom_accused(monitor):
+def test_a_healthy_stream_seldom_raises_an_alarm(monitor):
     assert within(monitor(n=20, length=40, repetitions=200, delta=DELTA), 200)
 
 
@@ -38,7 +38,7 @@ def test_a_healthy_stream_is_seldom_accused(monitor):
 @pytest.mark.parametrize("delta", [0.05, 0.1, 0.2])
 @pytest.mark.parametrize("n", [10, 20, 50])
 @pytest.mark.parametrize("monitor", ALL)
-def test_healthy_streams_are_seldom_accused_however_long(monitor, n, delta):
+def test_healthy_streams_seldom_raise_an_alarm_however_long(monitor, n, delta):
     assert within(monitor(n=n, length=200, repetitions=2000, delta=delta), 2000, delta)
 
 
@@ -48,17 +48,17 @@ def test_healthy_streams_are_seldom_accused_however_long(monitor, n, delta):
     ("monitor", "severity"),
     [(audit_alarms, "discrete"), (exchangeability_alarms, "continuous")],
 )
-def test_healthy_streams_of_the_other_kind_are_seldom_accused(monitor, severity, n):
+def test_healthy_streams_of_the_other_kind_seldom_raise_an_alarm(monitor, severity, n):
     assert within(monitor(n=n, length=200, repetitions=2000, delta=DELTA, severity=severity), 2000)
 
 
 @pytest.mark.parametrize("monitor", ALL)
-def test_a_sick_stream_is_found(monitor):
+def test_a_shifted_stream_raises_an_alarm(monitor):
     assert monitor(n=50, length=80, repetitions=50, delta=DELTA, sick=True) > 0.8
 
 
-def test_a_pool_that_does_not_grow_accuses_healthy_streams():
-    # the formula with a fixed pool: p-values share the pool's luck, and the promise is broken
+def test_a_pool_that_does_not_grow_raises_alarms_on_healthy_streams():
+    # the formula with a fixed pool: the p-values depend on each other, and the promise is broken
     assert not within(fixed_pool_alarms(n=20, length=200, repetitions=100, delta=DELTA), 100)
 
 
@@ -89,14 +89,14 @@ MONITORS = ["audit", "exchangeability", "go-live"]
 
 
 @pytest.mark.parametrize("monitor", MONITORS)
-def test_patients_with_several_scans_are_not_accused_for_being_alike(monitor):
+def test_similar_scans_of_a_patient_raise_no_alarm(monitor):
     share = clustered_alarms(monitor, icc=0.8, each=4, repetitions=200, delta=0.05)
     assert within(share, 200, 0.05)
 
 
 @pytest.mark.parametrize("monitor", ["audit", "exchangeability", "go-live"])
-def test_counting_cases_instead_of_patients_accuses_healthy_streams(monitor):
-    # what 0.1 did: at a stated 0.05 it accused .26, .42 and .40 of these streams
+def test_counting_cases_instead_of_patients_raises_alarms_on_healthy_streams(monitor):
+    # monitors that count cases, at a stated 0.05, raised alarms on .26, .42 and .40 of these streams
     share = clustered_alarms(monitor, icc=0.8, each=4, repetitions=200, delta=0.05, counting="cases")
     assert share > 0.15
 
@@ -105,7 +105,7 @@ def test_counting_cases_instead_of_patients_accuses_healthy_streams(monitor):
 @pytest.mark.parametrize("each", [2, 4, 10])
 @pytest.mark.parametrize("icc", [0.0, 0.25, 0.5, 0.8])
 @pytest.mark.parametrize("monitor", MONITORS)
-def test_however_alike_the_cases_of_a_patient_are(monitor, icc, each):
+def test_alarms_are_rare_however_alike_the_cases_of_a_patient_are(monitor, icc, each):
     share = clustered_alarms(monitor, icc=icc, each=each, repetitions=1000, delta=0.05)
     assert within(share, 1000, 0.05)
 

@@ -230,7 +230,7 @@ def unskilled_p(patients: int, scans: int, repetitions: int, *, by_patient: bool
 
 
 @pytest.mark.parametrize(("patients", "scans"), [(20, 3), (12, 8)])
-def test_a_router_without_skill_does_not_beat_chance_by_the_likeness_of_scans(patients, scans):
+def test_similar_scans_give_a_router_without_skill_no_advantage_over_chance(patients, scans):
     assert at_most((unskilled_p(patients, scans, 300, by_patient=True) <= 0.05).mean(), 300, 0.05)
 
 

@@ -180,7 +180,7 @@ RISING = {1: 0.6, 2: 0.7}
 
 
 def grid_variants(rng: Draw, n: int, severity: str) -> list[DesignEvidence]:
-    """Routers of every (low, mid) depth on the same n cases; each depth harms by its own luck, deeper gains more."""
+    """Routers of every (low, mid) depth on the same n cases; each depth harms independently, deeper ones gain more."""
     values, size = rng.random(n), SEVERITIES[severity][0](rng, n)
     ids = tuple(f"{i:04d}" for i in range(n))
     costs = {

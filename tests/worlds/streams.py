@@ -1,4 +1,4 @@
-"""Streams whose health is known: the share of them that each monitor accuses, for the validity tests and the docs.
+"""Streams of known health: the share on which each monitor raises an alarm, for the validity tests and the docs.
 
 All repetitions run at once, (stream, time), on the bets that the monitors themselves place; tests/validity compares the
 paths with the monitors case by case.

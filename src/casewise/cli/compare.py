@@ -149,14 +149,12 @@ def _about_plan(plan: Path, *, write: bool, as_json: bool) -> None:
     needed, unknown = max(known, default=0), len(rows) - len(known)
     if unknown:
         lines.append(
-            f"The number of patients is unknown: {pluralize(unknown, 'criterion', 'criteria')} above has none."
+            f"The number of patients is unknown: {pluralize(unknown, 'criterion', 'criteria')} above without a number."
         )
     else:
         lines.append(
-            f"{needed} labelled patients are needed: if the expected values are right, all {len(rows)} "
-            f"criteria are met "
-            f"with a chance of {POWER:.0%}. Criteria on a group, size or label need as many of that "
-            f"group, size or label."
+            f"{needed} labelled patients are needed: if the expected values are right, all criteria are met with a "
+            f"chance of {POWER:.0%}. For a criterion on a group, size or label, only its patients count."
         )
         if read.patients is not None and read.patients < needed:
             lines.append(f"The plan has patients = {read.patients}, which is too few.")

@@ -427,7 +427,7 @@ class Binding:
     objective: str  # name of what makes candidates: "Tent", "views", "members", "tuned", or of an imported method
     loader: str  # how images become inputs (backbone and preprocessing)
     measure: str  # min_area, foreground, connectivity
-    options: Mapping[str, Any] = field(default_factory=dict)  # of the objective, as JSON holds them
+    options: Mapping[str, Any] = field(default_factory=dict)  # options of the objective, as in JSON
 
     def differences(self, other: Binding) -> list[str]:
         """Return the names of the fields and options that differ."""

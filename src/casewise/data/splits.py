@@ -191,7 +191,7 @@ def _clusters(members: Mapping[str, Member], per_group: bool) -> dict[str, set[s
 
 
 def with_split(cohort: Cohort, split: Split) -> Cohort:
-    """The cohort with ``split`` written into its members; both sides must name exactly its cases, clusters whole."""
+    """Return the cohort with the split of each member; both sides must name exactly its cases and divide no cluster."""
     named = {**dict.fromkeys(split.calibration, CALIBRATION), **dict.fromkeys(split.evaluation, EVALUATION)}
     if set(named) != set(cohort.members):
         strange = sorted(set(named) ^ set(cohort.members))

@@ -164,7 +164,7 @@ class Classes:
 
     @property
     def quiet(self) -> Pixels:
-        """A color for each label 0 to 255: that of Cityscapes if the class has one of its names, else a quiet one."""
+        """Return a color for each label 0 to 255: that of Cityscapes for its class names, else a quiet color."""
         table = _colors()
         if not self.background:
             table[0] = table[254]

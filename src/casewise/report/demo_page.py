@@ -91,17 +91,17 @@ class DemoFacts:
             f"images and {m0['dice']:.3f} on {n} new hearts from another scanner.",
             f"{self._views()} casewise fit tuned the model on {learners} labelled hearts, compared "
             f"{len(compared['rows'])} ways and chose {design_words(compared['chosen'])}: {ours['dice']:.3f}.",
-            f"{self._harm()} Without labels, casewise flags {flagged} of {n} hearts for a person to check and rolls "
-            f"{back} back to the original mask; of {pluralize(len(third), 'heart')} of a third scanner it rolls "
-            f"{held} back and flags {'it' if held == 1 else 'them'}, as unlike the labelled hearts.",
+            f"{self._harm()} Without labels, casewise flags {flagged} of {n} hearts for a person to check and "
+            f"keeps the original mask of {back}; of {pluralize(len(third), 'heart')} of a third scanner it keeps the "
+            f"original mask of {held} and flags {'it' if held == 1 else 'them'}, as unlike the labelled hearts.",
             self._promise(ours["lost"], n),
         ]
 
     def _views(self) -> str:
         if "views" not in self.same[0].dice:
-            return "Labelled hearts recover some of the loss."
+            return "Tuning on labelled hearts recovers some of the loss."
         views, ours = self.row("views")["dice"], self.row("deployed")["dice"]
-        more = "Labelled hearts recover more." if ours > views else "Labelled hearts do not recover more."
+        more = f"Tuning on labelled hearts {'recovers' if ours > views else 'does not recover'} more."
         return f"Views (the same model on transformed images) recover some of the loss: {views:.3f}. {more}"
 
     def _harm(self) -> str:

@@ -141,7 +141,7 @@ def volume_sentence(mask: Mask, affine: NDArray[np.float64], classes: Mapping[in
 
 
 def _named(classes: Mapping[int, str], mask: Mask) -> dict[int, str]:
-    """The model's names; a number where it has none."""
+    """Return the class names of the model; the number of a class without a name."""
     held = {int(value): f"class {value}" for value in np.unique(mask) if value}
     return {**held, **classes} if {**held, **classes}.keys() - {0} else {1: "class 1"}
 

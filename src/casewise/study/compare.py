@@ -318,7 +318,7 @@ def _listed(folder: Path) -> list[Path]:
 
 
 def _is_younger(log: Path | None, masks: Sequence[Path]) -> bool:
-    """Return True if a comparison wrote this log after the masks were made, so that it may have been one of them."""
+    """Return True if the log of a comparison is newer than the masks, so that it may have compared these masks."""
     if log is None or not log.is_file():
         return False
     return log.stat().st_mtime >= max((path.stat().st_mtime for path in masks if path.exists()), default=0.0)

@@ -248,7 +248,7 @@ class Study:
 
     @property
     def marked(self) -> frozenset[str]:
-        """Titles of the paper's methods, colored in figures; the others are baselines."""
+        """Titles of the paper's methods, which figures show in color; the others are baselines."""
         return frozenset(self.title(name) for name in self.methods if name in self.kinds and self.kinds[name].is_ours)
 
     @property

@@ -1,4 +1,4 @@
-"""What reviewers chose is what is written; what they did not look at, or looked at before it changed, stays open."""
+"""The chosen masks are written; cases without a review, or with a review of an earlier output, stay open."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_an_edited_log_and_a_full_folder_are_refused(predictions, tmp_path):
         apply_reviews(tmp_path, tmp_path / "x")
 
 
-def test_a_mask_that_was_changed_is_not_copied_and_costs_no_other(predictions, tmp_path):
+def test_a_mask_that_was_changed_is_not_copied_and_affects_no_other(predictions, tmp_path):
     out = predictions.layout.out
     reviewed(out, ("kept", "keep-m0", "1"))
     shutil.copyfile(predictions.layout.mask("undone"), predictions.layout.source("kept"))
@@ -133,7 +133,7 @@ def test_flagged_cases_come_first_and_then_the_lowest_quality():
     assert worst_first(cases) == ["failed", "c", "b", "a"]
 
 
-def test_an_entry_that_is_broken_or_gone_is_said_and_costs_no_other_case(predictions, tmp_path):
+def test_an_entry_that_is_broken_or_gone_is_reported_and_affects_no_other_case(predictions, tmp_path):
     out, layout = predictions.layout.out, predictions.layout
     reviewed(out, ("kept", "keep-m0", "1"))
     layout.entry("undone").write_text('{"half')

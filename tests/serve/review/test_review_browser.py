@@ -20,7 +20,7 @@ pytestmark = needs_chromium
 
 @pytest.fixture
 def open_page(browser: Any) -> Iterator[Any]:
-    """``open_page(server, case)``; at the end nothing may have gone wrong or outside."""
+    """``open_page(server, case)``; at the end the page must have had no error and no request to other hosts."""
     wrong: list[str] = []
     tabs = []
 

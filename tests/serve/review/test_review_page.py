@@ -301,7 +301,7 @@ def test_the_server_listens_to_this_machine_only_and_has_a_long_token(prediction
         assert first.token != second.token
 
 
-def test_a_port_that_is_taken_is_said_in_one_line(predictions):
+def test_a_port_that_is_taken_is_reported_in_one_line(predictions):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -395,7 +395,7 @@ def test_a_decision_of_a_stale_tab_does_not_overrule_one_that_its_reviewer_never
     assert verify_predictions(out) == []
 
 
-def test_a_case_that_vanished_while_the_page_was_open_is_said_in_a_sentence(predictions, serve):
+def test_a_case_that_vanished_while_the_page_was_open_is_reported_in_a_sentence(predictions, serve):
     with serve(predictions.layout.out) as server:
         said = decision(server, "kept", "keep-m0")
         predictions.layout.entry("kept").unlink()

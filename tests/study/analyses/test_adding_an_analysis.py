@@ -30,12 +30,12 @@ def section(study: Study) -> Section:
 
 @pytest.fixture
 def registered(monkeypatch):
-    """The one line."""
+    """Add the line to the registry."""
     listed = Registry("analysis", {**analyses.ANALYSES, "sizes": section})
     monkeypatch.setattr(analyses, "ANALYSES", listed)
 
 
-def test_it_is_on_the_page_in_the_results_and_in_the_tables(registered, sources, tmp_path):
+def test_a_new_analysis_is_on_the_page_in_the_results_and_in_the_tables(registered, sources, tmp_path):
     page = build(
         sources.evaluation, sources.calibration, sources.policy, tmp_path / "report", only=["sizes"], pictures=0,
         resamples=100, progress=False,
@@ -48,7 +48,7 @@ def test_it_is_on_the_page_in_the_results_and_in_the_tables(registered, sources,
     assert r"\begin{tabular}{lcc}" in (page.parent / "tables" / "sizes.tex").read_text()
 
 
-def test_without_its_line_it_is_unknown(sources, tmp_path):
+def test_an_analysis_that_is_not_registered_is_unknown(sources, tmp_path):
     with pytest.raises(UnknownName, match="no analysis is called 'sizes'"):
         build(sources.evaluation, sources.calibration, sources.policy, tmp_path / "report", only=["sizes"])
 

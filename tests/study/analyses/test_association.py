@@ -76,7 +76,7 @@ def test_clusters_widen_an_interval_of_copied_cases(outcomes):
     assert kept["high"] - kept["low"] > 1.4 * (apart["high"] - apart["low"])
 
 
-def test_each_step_stands_by_itself(outcomes):
+def test_each_step_has_its_own_correlation(outcomes):
     found = per_step(outcomes, resamples=20).table
     found = found[found["signal"] == "delta"]
     assert found["step"].tolist() == ["1", "2", "3", "4", "pooled"]

@@ -130,7 +130,7 @@ def test_coherence_is_read_inside_the_band_of_source_quality(outcomes):
     assert found.row(backbone="cnn")["meets"]
 
 
-def test_an_empty_band_is_said(outcomes):
+def test_an_empty_band_is_reported(outcomes):
     row = coherence({"x": outcomes.assign(largest=1.0, metric=0.95)}).row(backbone="x")
     assert row["reason"] == "no case has M0 in [0.6, 0.8]"
     assert np.isnan(row["largest"])

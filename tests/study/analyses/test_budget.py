@@ -101,7 +101,7 @@ def test_groups_agree_where_their_own_holdout_finds_their_own_best_step():
     assert found.notes == ("1 of 2 groups agree",)
 
 
-def test_no_shared_group_is_said():
+def test_no_shared_group_is_reported():
     found = group_agreement(ladders({"a": [0.1]}, group="A"), ladders({"b": [0.1]}, group="B"))
     assert found.reason == "no group is in both holdout and evaluation"
 

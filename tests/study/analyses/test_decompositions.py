@@ -113,7 +113,7 @@ def test_no_spread_is_refused(outcomes):
         firing(outcomes, RiskStatistics(0, 0, 0, 1))
 
 
-def test_unmeasured_time_is_said_not_zero():
+def test_unmeasured_time_is_not_reported_as_zero():
     found = signal_costs({"fragmentation": (37.0, 0.0, 5), "augmentation_disagreement": (900.0, 64.0, 5)})
     assert found.number("milliseconds", signal="delta") == found.number("milliseconds", signal="entropy") == 37
     assert (

@@ -28,7 +28,7 @@ def chosen(tmp_path_factory) -> Study:
     return Study.of(evaluation, calibration, policy, resamples=200)
 
 
-def test_gain_and_share_of_the_oracle_said_twice(chosen: Study) -> None:
+def test_gain_and_share_of_the_oracle_agree_with_a_second_computation(chosen: Study) -> None:
     frame = chosen.outcomes
     table = captured(chosen).table.set_index("method")
     row = table.loc[chosen.title(chosen.ours)]
@@ -114,7 +114,7 @@ def test_a_promise_is_printed_only_where_it_holds(study: Study, more: dict[str, 
         ({"quota": {"low": 0, "mid": 0, "hard": 4000}}, "Nothing is promised: the certificate is void: the buckets"),
     ],
 )
-def test_a_promise_is_void_where_calibration_said_no_go_or_its_quotas_did_not_travel(
+def test_a_promise_is_void_after_a_no_go_or_with_other_bucket_shares(
     study: Study, preflight: dict[str, Any], words: str
 ) -> None:
     advised = replace(
@@ -124,7 +124,7 @@ def test_a_promise_is_void_where_calibration_said_no_go_or_its_quotas_did_not_tr
     assert promise.section(certified(advised)).lead.startswith(words)
 
 
-def test_the_policy_before_certification_is_promised_nothing(study: Study) -> None:
+def test_a_promise_does_not_hold_for_the_policy_before_certification(study: Study) -> None:
     other = certified(study, policy="another", policy_before=policy_digest(study.policy))
     assert "the certified form of this policy" in answers(other)["promised"]
     assert promise.section(other).lead.startswith("Nothing is promised")

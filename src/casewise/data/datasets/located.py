@@ -64,7 +64,7 @@ class Files:
 def files_of(cohort: Cohort) -> Mapping[str, LocatedCase]:
     """The files of each member, for cohorts in files."""
     if not isinstance(cohort.read_case, Files):
-        raise BadInput(f"{cohort.name} was not read from a folder, so it has no files")
+        raise BadInput(f"{cohort.name} was not read from files; load it from a folder")
     return {case_id: cohort.read_case.found[case_id] for case_id in cohort.members}
 
 
@@ -84,7 +84,9 @@ def cohort_of(
     by_id: dict[str, LocatedCase] = {}
     for one in sorted(found, key=lambda one: one.id):
         if one.id in by_id:
-            raise BadInput(f"{name}: {one.images[0]} and {by_id[one.id].images[0]} would both be case {one.id}")
+            raise BadInput(
+                f"{name}: {one.images[0]} and {by_id[one.id].images[0]} would both be case {one.id}; rename one"
+            )
         by_id[one.id] = one
     if not by_id:
         raise BadInput(f"{root} has the layout of {name} but none of its images; the download may be incomplete")

@@ -233,10 +233,10 @@ def _why(rows: Sequence[DesignRow], chosen: str, allowed_hurt: float) -> str:
             most = max(bolder, key=lambda one: one.low)
             safer = "the average with M0" if row.design.removesuffix(SUFFIX).endswith(CAREFUL) else row.design
             passed += f". {most.design} passes too and gains more ({most.gain:+.4f}); {safer} is taken as the safer one"
-        largest = "" if bolder else ", with the largest lower bound of gain of those that do"
+        largest = "" if bolder else " and has the largest lower bound of gain of those that pass"
         return (
-            f"it passes every test{largest} ({row.low:+.4f}, which does not allow for the choice; p {row.p:.3f} among "
-            f"{pluralize(len(rows) - 1, 'design')}): {harm.sentence()}{passed}"
+            f"it passes every test{largest} (lower bound {row.low:+.4f}, which does not allow for the choice; "
+            f"p {row.p:.3f} among {pluralize(len(rows) - 1, 'design')}): {harm.sentence()}{passed}"
         )
     patients = row.clusters
     if patients < adoption.patients_for_chance(CHANCE):
@@ -412,7 +412,7 @@ def _signal_report(known: Sequence[Known]) -> dict[str, Any]:
     """Return the rank correlation of M0's agreement with M0's metric on these cases."""
     own = [candidate_signals(one.seen)[SOURCE].get("agreement") for one in known]
     pairs = [(a, one.source, one.cluster) for a, one in zip(own, known, strict=True) if a is not None]
-    rho, p = quality.carries([a for a, _, _ in pairs], [m for _, m, _ in pairs], [c for _, _, c in pairs])
+    rho, p = quality.rank_correlation([a for a, _, _ in pairs], [m for _, m, _ in pairs], [c for _, _, c in pairs])
     return {"agreement": {"rho": rho if np.isfinite(rho) else None, "p": p, "cases": len(pairs)}}
 
 

@@ -31,7 +31,7 @@ Floats = NDArray[np.float64]
 DRAWS = 2000  # permutations behind p of a rank correlation
 FEWEST_CLUSTERS = 9  # with fewer clusters a correlation may be chance, and choosing a signal by it breaks the bound
 SOFTENING = 0.02  # s of :class:`Quality`
-CARRIES = 0.1  # a signal is used if the one-sided p of its rank correlation is at most this
+LARGEST_P = 0.1  # a signal is used if the one-sided p of its rank correlation is at most this
 
 
 def clusters_needed(level: float) -> int:
@@ -130,8 +130,8 @@ def fit_quality(
     names = np.asarray([str(name) for name in clusters])
     chosen = min(columns, key=lambda one: round(_left_out_error(columns[one][known], truth[known], names[known]), 9))
     signal = columns[chosen]
-    rho, p = carries(signal[known], truth[known], names[known].tolist())
-    used = p <= CARRIES and len(set(names[known].tolist())) >= FEWEST_CLUSTERS
+    rho, p = rank_correlation(signal[known], truth[known], names[known].tolist())
+    used = p <= LARGEST_P and len(set(names[known].tolist())) >= FEWEST_CLUSTERS
 
     def ratios(signal: Floats, truth: Floats) -> Floats:  # without a signal the bound is for cases that have none, too
         return np.asarray((1 - truth) / (SOFTENING + (1 - signal if used else 0.0)))
@@ -163,7 +163,7 @@ def _left_out_error(signal: Floats, truth: Floats, clusters: Any) -> float:
     return float(np.mean(errors))
 
 
-def carries(signal: ArrayLike, metric: ArrayLike, clusters: Sequence[Any]) -> tuple[float, float]:
+def rank_correlation(signal: ArrayLike, metric: ArrayLike, clusters: Sequence[Any]) -> tuple[float, float]:
     """Return the rank correlation of a signal with the metric, and its one-sided permutation p over clusters.
 
     p = (1 + #{permuted >= observed}) / (1 + :data:`DRAWS`), with the rank products of cluster means.

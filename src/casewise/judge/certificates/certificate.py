@@ -239,8 +239,8 @@ def _tightened(options: Mapping[str, Any], cut: float) -> dict[str, Any]:
 
 WHAT = {
     "ha": "the share of the changed area that made the segmentation worse (HA; a case that is rolled back counts 0)",
-    "harmed": "the share of cases whose {metric} ends {margin}below that of the unadapted model{without}",
-    "dice": "the {metric} lost against the unadapted model (gains count 0){without}",
+    "harmed": "the share of cases whose {metric} falls{margin} against the original mask{without}",
+    "dice": "the loss of {metric} against the original mask (gains count 0){without}",
     "worse-voxels": "the share of the changed voxels that became wrong (small pieces and swaps of classes count)",
     "surrogate": "the harmful accepted area as a share of the un-gated edit (a surrogate: not the deployed HA)",
     "envelope": "the share of the accepted area that made the segmentation worse (deployed HA of the gate)",
@@ -261,15 +261,15 @@ def promise(
     pairs = zip(losses, alphas, strict=True)
     words = {
         "metric": metric,
-        "margin": f"more than {margin:g} " if margin else "",
+        "margin": f" by more than {margin:g}" if margin else "",
         "without": ""
         if metric == "mIoU"
-        else " (without foreground in the label: where more voxels became wrong than right)",
+        else " (without foreground in the label: if more voxels became wrong than right)",
     }
     what = ", and ".join(f"{WHAT[name].format(**words)} is at most {alpha:g}" for name, alpha in pairs)
     like = f"like the {units} that were used, if policy '{policy}' decides"
     if delta is None:
-        luck = f"The bound is also an average over random draws of the {units}: a single certificate may be too low."
+        luck = f"The bound is also an average over draws of the {units} {unit}: a single certificate may be too low."
         return f"On average over new {unit} {like}: {what}. {luck}"
     return (
         f"With probability at least {1 - delta:g} over the calibration {unit}, on average over new ones {like}: {what}."

@@ -176,7 +176,7 @@ def _flag_sentence(archive: Archive, policy: Policy, delta: float, designs: int)
     share, most = flagged_share(archive, policy, delta=delta)
     return (
         f" With probability at least {1 - delta * designs:g}, at most {most:.1%} of the cases of a new "
-        f"{UNIT[0]} are flagged for a person, on average ({share:.1%} of these are or would be)."
+        f"{UNIT[0]} are flagged for a person, on average ({share:.1%} of the cases of the certificate)."
     )
 
 

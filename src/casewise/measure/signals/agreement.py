@@ -120,7 +120,7 @@ class Candidates:
         return made
 
     def signals(self) -> list[dict[str, float | None]]:
-        """The signals of every candidate by name; a share of nothing is None."""
+        """The signals of every candidate by name; undefined shares are None."""
         everyone = self._mean_pair()
         return [
             {

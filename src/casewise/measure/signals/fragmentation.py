@@ -14,7 +14,7 @@ from casewise.measure.signals import of_masks
 
 @dataclass(frozen=True)
 class Fragmentation:
-    """The difference D of two masks in numbers; a share of nothing is None."""
+    """The difference D of two masks in numbers; undefined shares are None."""
 
     regions: int  # n_reg: components of at least min_area voxels (C1)
     delta: float  # |D| / |Omega| (B2)
@@ -57,7 +57,7 @@ def fragmentation(
         spacing_mm: Size of a voxel, one number per axis.
 
     Returns:
-        Regions, changed share, changed voxels and the shape of the change; a share of nothing is None.
+        Regions, changed share, changed voxels and the shape of the change; undefined shares are None.
 
     Raises:
         BadInput: If the masks differ in shape or are not label masks.

@@ -1,4 +1,4 @@
-r"""Chance at a fixed quota: the mean of a quantity when the buckets are dealt to the cases at random (J4, P1).
+r"""Chance at a fixed quota: the mean of a quantity when the buckets are assigned to the cases at random (J4, P1).
 
 With :math:`a_{ij}` the value of case i at place j (places of one bucket are alike) and a uniform permutation
 :math:`\pi`,
@@ -74,7 +74,7 @@ def chance_moments(values: Floats, buckets: Buckets, units: Buckets | None = Non
 
 
 def chance_draws(values: Floats, buckets: Buckets, draws: int, seed: int, units: Buckets | None = None) -> Floats:
-    """Cohort means of random assignments at the quota, (draw,); with ``units`` whole patients are dealt."""
+    """Cohort means of random assignments at the quota, (draw,); with ``units`` whole patients are assigned."""
     rng = np.random.default_rng(seed)
     if units is None or not _shared(units):
         dealt = rng.permuted(np.tile(buckets, (draws, 1)), axis=1)

@@ -90,7 +90,7 @@ def shuffle_p(
 
 
 def _exchanges(units: NDArray[np.int64], shuffles: int, rng: np.random.Generator) -> NDArray[np.int64]:
-    """Row numbers after units of one size were dealt new places, (shuffle, row)."""
+    """Row numbers after units of the same size exchanged their places, (shuffle, row)."""
     order, sizes = np.argsort(units, kind="stable"), np.bincount(units)
     ends = np.cumsum(sizes)
     places = np.tile(np.arange(len(units)), (shuffles, 1))
