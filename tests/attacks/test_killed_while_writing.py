@@ -173,6 +173,8 @@ def test_record(tmp_path: Path) -> None:
     done = []
     for _ in kills(lambda: recorded(tmp_path / "out"), every=5):  # every run goes on where the last was killed
         done.append(len(list((tmp_path / "out").glob("cases/*/entry.json"))))
+        if (tmp_path / "out" / "manifest.json").exists() and done[-1] < 3:
+            assert any("incomplete" in problem for problem in verify(tmp_path / "out"))
     recorded(tmp_path / "out")
     assert len(done) >= 3
     assert done == sorted(done), "no recorded case is lost"
@@ -183,6 +185,22 @@ def test_record(tmp_path: Path) -> None:
         assert views[0].ids == views[1].ids == ("c0", "c1", "c2")
         for name in views[0].ids:
             assert views[0].entries[name].mask_sha256 == views[1].entries[name].mask_sha256
+
+
+def test_import(tmp_path: Path) -> None:
+    root = update(tmp_path, cases=4, wrong=False)
+    words = ("import", "--old", root / "old", "--new", root / "new", "-o")
+    call(*words, tmp_path / "whole")
+    tried = 0
+    for _ in kills(lambda: call(*words, tmp_path / "out"), every=5, most=60):
+        tried += 1
+        if (tmp_path / "out" / "manifest.json").exists():
+            assert any("incomplete" in problem for problem in verify(tmp_path / "out"))
+        call(*words, tmp_path / "out")
+        assert verify(tmp_path / "out") == []
+        same(tmp_path / "out", tmp_path / "whole")
+        shutil.rmtree(tmp_path / "out")
+    assert tried >= 2
 
 
 def replace_ids(policy: Policy) -> dict[str, Any]:

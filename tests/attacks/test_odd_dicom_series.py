@@ -7,8 +7,10 @@ from pathlib import Path
 import numpy as np
 import pydicom
 import pytest
+from typer.testing import CliRunner
 from worlds.dicom_series import find_series, read_segmentation, write_series
 
+from casewise.cli import app
 from casewise.core.errors import BadInput
 from casewise.core.prediction_record import PredictedCase
 from casewise.core.records import Action, Decision, State
@@ -54,6 +56,9 @@ def test_a_series_without_an_optional_attribute_gets_its_segmentation(tag: str, 
         ({"ImagePositionPatient": [1.0, 0.0]}, "bad"),
         ({"SOPInstanceUID": None}, "bad"),
         ({"Rows": 0}, "bad"),
+        ({"SOPInstanceUID": "1.2.3"}, "several slices have one SOPInstanceUID"),
+        ({"ImageOrientationPatient": [1.0, 0.0, 0.0, 1.0, 0.0, 0.0]}, "two unit vectors at a right angle"),
+        ({"ImageOrientationPatient": [2.0, 0.0, 0.0, 0.0, 2.0, 0.0]}, "two unit vectors at a right angle"),
     ],
 )
 def test_one_bad_series_affects_no_other(tags: dict[str, object], says: str, tmp_path: Path) -> None:
@@ -64,6 +69,73 @@ def test_one_bad_series_affects_no_other(tags: dict[str, object], says: str, tmp
     assert [one.case_id for one in found] == ["good"]
     assert list(refused) == ["bad"]
     assert says in str(refused["bad"])
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        (b"\x28\0\x10\0US", b"\x28\0\x10\0ZZ", "Unknown Value Representation 'ZZ'"),
+        (b"-10.0", b"nan  ", "must be finite"),
+        (b"\x20\0\x0e\0UI", b"\x20\0\x0e\0ZZ", "cannot be read as DICOM"),
+    ],
+)
+def test_a_value_that_pydicom_cannot_read_costs_no_other_series(
+    old: bytes, new: bytes, says: str, tmp_path: Path
+) -> None:
+    write_series(tmp_path / "good", VALUES)
+    for path in write_series(tmp_path / "bad", VALUES):
+        path.write_bytes(path.read_bytes().replace(old, new, 1))
+    found, refused = survey_series(tmp_path)
+    assert [one.case_id for one in found] == ["good"]
+    assert all(says in str(error) for error in refused.values())
+    assert refused
+
+
+@pytest.mark.parametrize(
+    ("tags", "says"),
+    [
+        ({"RescaleSlope": [1.0, 2.0]}, "cannot be read"),
+        ({"RescaleSlope": 0}, "the slope not 0"),
+        ({"RescaleSlope": "inf"}, "must be finite"),
+        ({"Rows": 3}, r"\(2, 3, 5\), the header says \(3, 5\)"),
+        ({"BitsStored": 60}, "cannot be read"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of pydicom
+def test_pixels_that_contradict_their_header_are_refused(tags: dict[str, object], says: str, tmp_path: Path) -> None:
+    for path in write_series(tmp_path, VALUES):
+        edited(path, **tags)
+    (series,) = find_series(tmp_path)
+    with pytest.raises(BadInput, match=says):
+        read_series(series)
+
+
+@pytest.mark.parametrize("how", ["cut", "empty", "link", "loop", "outside"])
+def test_a_series_that_lost_its_last_slice_is_not_segmented_without_it(how: str, tmp_path: Path) -> None:
+    """A lost slice in the middle leaves a gap; a lost slice at an end is known by its damaged file only."""
+    write_series(tmp_path / "in" / "good", VALUES)
+    last = write_series(tmp_path / "in" / "bad", VALUES)[-1]
+    content = last.read_bytes()
+    last.unlink()
+    (tmp_path / "elsewhere.dcm").write_bytes(content)
+    links = {"link": "nowhere.dcm", "loop": last.name, "outside": tmp_path / "elsewhere.dcm"}
+    if how in links:
+        last.symlink_to(links[how])
+    else:
+        last.write_bytes(content[:132] if how == "cut" else b"")
+    found, refused = survey_series(tmp_path / "in")
+    assert [one.case_id for one in found] == ["good"]
+    assert "002.dcm lies beside its slices and cannot be read" in str(refused["bad"])
+    assert "bad_002.dcm" in refused
+
+
+def test_a_wrong_kind_of_segmentation_is_refused_before_the_first_case(tmp_path: Path) -> None:
+    write_series(tmp_path / "in" / "s", VALUES)
+    words = ["predict", "-i", tmp_path / "in", "-o", tmp_path / "out", "-m", "casewise.adapt.networks:phantom_cardiac"]
+    done = CliRunner().invoke(app, [*map(str, words), "--policy", "m0", "--set", "segmentation=fractional"])
+    assert done.exit_code == 1
+    assert "must be binary or labelmap, got 'fractional'" in str(done.exception)
+    assert not list((tmp_path / "out").glob("*.nii.gz"))
 
 
 def test_one_damaged_file_affects_no_series(tmp_path: Path) -> None:

@@ -399,9 +399,9 @@ def create_archive(
 
 
 def _created(path: Path, facts: dict[str, Any], ladder: str) -> Archive:
+    sweep(path)
     if (path / layout.MANIFEST).exists():
         there = open_archive(path)
-        sweep(path)
         if ladder in there.ladders:
             check_same(path, there.ladder(ladder)._facts, facts)
             return there.ladder(ladder)

@@ -35,8 +35,12 @@ def _problems(archive: Archive) -> Iterator[str]:
             check_names_no_code(how, where=layout.MANIFEST)
         except UnsafeInput as error:
             yield str(error)
-    cases = archive.cases or archive.entries
-    for case_id, sealed in archive.manifest.get("cases", {}).items():
+    cases, seals = archive.cases or archive.entries, archive.manifest.get("cases", {})
+    parts = {(name, case_id) for name, part in archive.parts.items() for case_id in part}
+    later = {case_id for name, case_id in parts if name not in seals.get(case_id, {}).get("ladders", {})}
+    if {*cases} - {*seals} | later or not seals:
+        yield "incomplete: not all of its cases are in its list; the run was killed or is still running; repeat it"
+    for case_id, sealed in seals.items():
         if cases[case_id].digest != sealed["sha256"]:
             yield f"case {case_id}: entry.json is not the one that was sealed"
         for ladder, digest in sealed.get("ladders", {}).items():

@@ -53,6 +53,12 @@ def read_codes(path: Path | None = None) -> dict[str, Mapping[str, Any]]:
         raise BadInput(f"{path} cannot be read ({error}); give a JSON file of codes") from error
 
 
+def check_kind(kind: str) -> None:
+    """Refuse a kind of segmentation that cannot be written."""
+    if kind not in ("binary", "labelmap"):
+        raise BadInput(f"a segmentation must be binary or labelmap, got {kind!r}")
+
+
 def _parsed_codes(text: str, name: str) -> dict[str, Mapping[str, Any]]:
     try:
         rows = json.loads(text)
@@ -98,8 +104,7 @@ def write_segmentation(
     Raises:
         BadInput: The mask does not fit the series, or holds a label without a name.
     """
-    if kind not in ("binary", "labelmap"):
-        raise BadInput(f"a segmentation must be binary or labelmap, got {kind!r}")
+    check_kind(kind)
     highdicom = _highdicom()
     if mask.shape != series.shape:
         raise BadInput(f"the mask has shape {mask.shape}, series {series.case_id} {series.shape}; resample it first")

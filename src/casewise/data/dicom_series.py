@@ -118,13 +118,17 @@ def first_dicom_files(folder: Path, count: int) -> Iterable[Path]:
 
 
 def plain_files(folder: Path, *, links: bool = False) -> Iterable[Path]:
-    """Yield every file that could be a slice; a link out of the folder is refused, or yielded with ``links``."""
-    root = folder.resolve()
+    """Yield every file that could be a slice; ``links`` also yields links out of the folder and to no file."""
     for path in sorted(folder.rglob("*")):
-        if path.is_file() and path.name != "DICOMDIR" and not path.name.startswith("."):
-            if not links and root not in path.resolve().parents:
-                raise UnsafeInput(f"{path.name} is a link out of {folder}; copy the file into the folder")
+        if (path.is_file() or path.is_symlink()) and path.name != "DICOMDIR" and not path.name.startswith("."):
+            if not links:
+                _check_link(path, folder)
             yield path
+
+
+def _check_link(path: Path, folder: Path) -> None:
+    if path.is_symlink() and (not path.is_file() or folder.resolve() not in path.resolve().parents):
+        raise UnsafeInput(f"{path.name} is a link out of {folder} or to no file; copy the file into the folder")
 
 
 def survey_series(
@@ -136,11 +140,14 @@ def survey_series(
     """
     by_series: dict[str, list[tuple[Path, Any]]] = {}
     refused: dict[str, BadInput | UnsafeInput] = {}
-    for path in plain_files(folder):
+    damaged: dict[Path, str] = {}
+    for path in plain_files(folder, links=True):
         try:
+            _check_link(path, folder)
             header = _header(path)
-        except BadInput as error:
+        except (BadInput, UnsafeInput) as error:
             refused[_safe("_".join(path.relative_to(folder).parts))] = error
+            damaged[path.parent] = path.name
             continue
         if header is not None:
             by_series.setdefault(str(header.SeriesInstanceUID), []).append((path, header))
@@ -149,13 +156,21 @@ def survey_series(
             raise problem
         raise BadInput(f"{folder} holds no DICOM image; give the folder that holds the series")
     names = _names(folder, by_series)
+    homes = {uid: {path.parent for path, _ in headers} for uid, headers in by_series.items()}
+    shared = Counter(place for places in homes.values() for place in places)
     found = []
     for uid, headers in sorted(by_series.items(), key=lambda item: names[item[0]]):
+        lost = [damaged[place] for place in homes[uid] & {*damaged} if shared[place] == 1]
         try:
+            if lost:
+                raise BadInput(
+                    f"series {names[uid]}: {lost[0]} lies beside its slices and cannot be read, so a slice "
+                    f"may be missing; send it again, or remove that file"
+                )
             found.append(_series(names[uid], headers, max_bytes))
         except (BadInput, UnsafeInput) as error:
             refused[names[uid]] = error
-        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:  # pydicom's own kinds
+        except Exception as error:  # pydicom raises many kinds on damaged values
             refused[names[uid]] = BadInput(f"series {names[uid]}: bad headers ({in_one_line(error)}); export it again")
     return _studies(folder, found, refused, channels) if channels else (tuple(found), refused)
 
@@ -229,15 +244,16 @@ def check_channels(series: Sequence[Series], channels: Sequence[str], wanted: in
 def _header(path: Path) -> Any:
     """Return the header of an image file; None if it is not DICOM or no image (a report, plan or mask)."""
     pydicom = pydicom_module()
-    if not is_dicom(path):
+    if not is_dicom(path) and path.suffix.lower() != ".dcm":
         return None
     try:
         header = pydicom.dcmread(path, stop_before_pixels=True, specific_tags=list(_HEADER_TAGS))
+        modality, uid, _ = (str(header.get(tag) or "") for tag in ("Modality", "SeriesInstanceUID", "SeriesNumber"))
     except Exception as error:  # pydicom raises many kinds on damaged files
-        raise BadInput(f"{path.name} cannot be read as DICOM ({error}); export it again") from error
-    if str(header.get("Modality", "")) in _NOT_IMAGES or "Rows" not in header:
+        raise BadInput(f"{path.name} cannot be read as DICOM ({in_one_line(error)}); export it again") from error
+    if modality in _NOT_IMAGES or (uid and "Rows" not in header):
         return None
-    if "SeriesInstanceUID" not in header:
+    if not uid:
         raise BadInput(f"{path.name} names no series (SeriesInstanceUID); export it again")
     return header
 
@@ -290,6 +306,8 @@ def _series(case_id: str, headers: Sequence[tuple[Path, Any]], max_bytes: int) -
     _check_size(case_id, slices, [header for _, header in headers], max_bytes)
     slices.sort(key=lambda one: one.height_mm)
     _check_even(case_id, slices)
+    if len({one.instance_uid for one in slices}) < len(slices):
+        raise BadInput(f"series {case_id}: several slices have one SOPInstanceUID; export it again")
     promised = int(first.get("NumberOfSeriesRelatedInstances", 0) or 0)
     if promised > len(slices):
         raise BadInput(f"series {case_id}: {promised} images are announced, {len(slices)} are present; send it again")
@@ -313,11 +331,17 @@ def _slice(case_id: str, path: Path, header: Any) -> Slice:
         raise BadInput(f"series {case_id}: {path.name} has PixelSpacing {_said(pixel_mm)}; it must be positive")
     thickness = header.get("SliceThickness")
     x, y, z = (float(value) for value in header.ImagePositionPatient)
+    axes = np.asarray(header.ImageOrientationPatient, np.float64).reshape(2, 3)
+    if not np.isfinite([x, y, z]).all() or not np.allclose(axes @ axes.T, np.eye(2), atol=1e-2):
+        raise BadInput(
+            f"series {case_id}: {path.name} has ImagePositionPatient {_said((x, y, z))} and ImageOrientationPatient "
+            f"{_said(axes.ravel())}; these must be finite and two unit vectors at a right angle; export it again"
+        )
     return Slice(
         path,
         str(header.SOPInstanceUID),
         (x, y, z),
-        tuple(float(value) for value in header.ImageOrientationPatient),
+        tuple(axes.ravel().tolist()),
         (int(header.Rows), int(header.Columns)),
         pixel_mm,
         None if thickness in (None, "") else float(thickness),
@@ -402,12 +426,22 @@ def _pixels(series: Series, one: Slice) -> NDArray[Any]:
     try:
         stored = pydicom_module().dcmread(one.path)
         pixels = np.asarray(stored.pixel_array)
+        scale = (stored.get(tag) for tag in ("RescaleSlope", "RescaleIntercept"))
+        if pixels.shape != one.shape:
+            raise BadInput(f"they have shape {pixels.shape}, the header says {one.shape}")
+        slope, intercept = (
+            usual if value is None else float(value) for value, usual in zip(scale, (1.0, 0.0), strict=True)
+        )
     except Exception as error:  # pydicom raises many kinds of errors for a missing decoder or a damaged stream
         raise BadInput(
-            f"series {series.case_id}: the pixels of {one.path.name} cannot be read "
-            f"({' '.join(str(error).split())}); export the series uncompressed"
+            f"series {series.case_id}: the pixels of {one.path.name} cannot be read ({in_one_line(error)}); "
+            f"export the series uncompressed"
         ) from error
-    slope, intercept = float(stored.get("RescaleSlope", 1) or 1), float(stored.get("RescaleIntercept", 0) or 0)
+    if not np.isfinite(slope * intercept) or slope == 0:
+        raise BadInput(
+            f"series {series.case_id}: {one.path.name} has RescaleSlope {slope:g} and RescaleIntercept "
+            f"{intercept:g}; both must be finite and the slope not 0; export it again"
+        )
     if slope.is_integer() and intercept.is_integer():
         return np.asarray(pixels.astype(np.int64) * int(slope) + int(intercept))
     return np.asarray(pixels * slope + intercept)

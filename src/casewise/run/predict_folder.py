@@ -28,6 +28,7 @@ from casewise.core.formats import json_text
 from casewise.core.prediction_record import OUTSIDE, ContractFinding, PredictedCase
 from casewise.core.text import pluralize
 from casewise.data import nifti
+from casewise.data.dicom_objects import check_kind, read_codes
 from casewise.data.dicom_series import is_dicom_folder
 from casewise.data.folders import CaseFiles
 from casewise.judge.appearance import Appearance, KnownAppearance, folder_differs, outside
@@ -151,6 +152,8 @@ def predict_all(
     """
     began = time.monotonic()
     refused: dict[str, str] = {}
+    check_kind(segmentation)  # before the first case, not after the last
+    read_codes(codes)
     if cases is None:
         cases = gathered_cases(
             deployment.backbone, images, labels=labels, groups=groups, keep=out / "casewise" / "images",
