@@ -210,8 +210,8 @@ def _with_channels(case_id: str, group: Sequence[Series], channels: Sequence[str
     for other in others:
         if other.shape != first.shape or not np.allclose(other.affine, first.affine, atol=TOLERANCE_MM):
             raise BadInput(
-                f"study {case_id}: series {first.description!r} ({_said(first.shape)}) and {other.description!r} "
-                f"({_said(other.shape)}) do not lie on one grid; register and resample them before"
+                f"study {case_id}: series {first.description!r} ({_joined_numbers(first.shape)}) and {other.description!r} "
+                f"({_joined_numbers(other.shape)}) do not lie on one grid; register and resample them before"
             )
     return replace(first, case_id=case_id, more=tuple(others))
 
@@ -328,14 +328,16 @@ def _slice(case_id: str, path: Path, header: Any) -> Slice:
         raise BadInput(f"series {case_id}: {path.name} lacks {missing}, so its position is unknown; export it again")
     pixel_mm = (float(header.PixelSpacing[0]), float(header.PixelSpacing[1]))
     if not all(np.isfinite(size) and size > 0 for size in pixel_mm):
-        raise BadInput(f"series {case_id}: {path.name} has PixelSpacing {_said(pixel_mm)}; it must be positive")
+        raise BadInput(
+            f"series {case_id}: {path.name} has PixelSpacing {_joined_numbers(pixel_mm)}; it must be positive"
+        )
     thickness = header.get("SliceThickness")
     x, y, z = (float(value) for value in header.ImagePositionPatient)
     axes = np.asarray(header.ImageOrientationPatient, np.float64).reshape(2, 3)
     if not np.isfinite([x, y, z]).all() or not np.allclose(axes @ axes.T, np.eye(2), atol=1e-2):
         raise BadInput(
-            f"series {case_id}: {path.name} has ImagePositionPatient {_said((x, y, z))} and ImageOrientationPatient "
-            f"{_said(axes.ravel())}; these must be finite and two unit vectors at a right angle; export it again"
+            f"series {case_id}: {path.name} has ImagePositionPatient {_joined_numbers((x, y, z))} and ImageOrientationPatient "
+            f"{_joined_numbers(axes.ravel().tolist())}; these must be finite and two unit vectors at a right angle; export it again"
         )
     return Slice(
         path,
@@ -358,12 +360,12 @@ def _check_alike(case_id: str, slices: Sequence[Slice]) -> None:
         ):
             if not np.allclose(one, two, rtol=0, atol=close):
                 raise BadInput(
-                    f"series {case_id} mixes slices: {first.path.name} has {what} {_said(one)}, "
-                    f"{other.path.name} has {_said(two)}; one series must be one volume, split it"
+                    f"series {case_id} mixes slices: {first.path.name} has {what} {_joined_numbers(one)}, "
+                    f"{other.path.name} has {_joined_numbers(two)}; one series must be one volume, split it"
                 )
 
 
-def _said(values: Sequence[float]) -> str:
+def _joined_numbers(values: Sequence[float]) -> str:
     return " x ".join(f"{value:.4g}" for value in values)
 
 
