@@ -210,8 +210,9 @@ def _with_channels(case_id: str, group: Sequence[Series], channels: Sequence[str
     for other in others:
         if other.shape != first.shape or not np.allclose(other.affine, first.affine, atol=TOLERANCE_MM):
             raise BadInput(
-                f"study {case_id}: series {first.description!r} ({_joined_numbers(first.shape)}) and {other.description!r} "
-                f"({_joined_numbers(other.shape)}) do not lie on one grid; register and resample them before"
+                f"study {case_id}: series {first.description!r} ({_joined_numbers(first.shape)}) and "
+                f"{other.description!r} ({_joined_numbers(other.shape)}) do not lie on one grid; "
+                "register and resample them before"
             )
     return replace(first, case_id=case_id, more=tuple(others))
 
@@ -336,8 +337,9 @@ def _slice(case_id: str, path: Path, header: Any) -> Slice:
     axes = np.asarray(header.ImageOrientationPatient, np.float64).reshape(2, 3)
     if not np.isfinite([x, y, z]).all() or not np.allclose(axes @ axes.T, np.eye(2), atol=1e-2):
         raise BadInput(
-            f"series {case_id}: {path.name} has ImagePositionPatient {_joined_numbers((x, y, z))} and ImageOrientationPatient "
-            f"{_joined_numbers(axes.ravel().tolist())}; these must be finite and two unit vectors at a right angle; export it again"
+            f"series {case_id}: {path.name} has ImagePositionPatient {_joined_numbers((x, y, z))} and "
+            f"ImageOrientationPatient {_joined_numbers(axes.ravel().tolist())}; the position must be finite and the "
+            "orientation two unit vectors at a right angle; export the series again"
         )
     return Slice(
         path,
