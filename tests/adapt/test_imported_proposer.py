@@ -108,5 +108,5 @@ def test_masks_of_a_folder_are_candidates(tmp_path: Path) -> None:
     (tmp_path / "steps" / cases[0].id / "step_2.nii.gz").unlink()
     with pytest.raises(BadInput, match=f"1 masks of case {cases[0].id}|2 masks of case"):
         record_case(cases[1], backbone, {"": Adaptation(f"imported:{tmp_path / 'steps'}")})
-    with pytest.raises(BadInput, match="names no folder with masks"):
+    with pytest.raises(BadInput, match="must name a folder with masks"):
         proposer_of(Adaptation("imported:nowhere"))

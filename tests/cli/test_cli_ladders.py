@@ -211,7 +211,7 @@ def test_reviews_of_several_ladders_are_applied(home: Path, tmp_path: Path) -> N
         assert (chosen / f"case_{number}.nii.gz").read_bytes() == file.read_bytes()
     log = [json.loads(line) for line in (chosen / "applied.jsonl").read_text().splitlines()]
     assert [line["why"] for line in log if line["event"] == "applied"][:2] == [
-        "Ada keeps the deployed mask",
+        "Ada keeps the written mask",
         "Ada keeps the new mask, state tent:2",
     ]
     assert call("inspect", out).exit_code == 0

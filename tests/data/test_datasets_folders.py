@@ -231,5 +231,5 @@ def test_pictures_are_written_with_their_labels(tmp_path: Path, picture: Write, 
 
 
 def test_a_phantom_has_no_files() -> None:
-    with pytest.raises(BadInput, match="has no files"):
+    with pytest.raises(BadInput, match="was not read from files"):
         files_of(cardiac_cohort("B", 1, split="x"))

@@ -344,7 +344,8 @@ def test_m0_is_kept_where_the_choice_repeated_without_each_patient_loses():
     found = compare_designs(gains_known([0.01] * 5 + [-0.009]), Setting(1, "1"), some)
     assert not found.rows[1].fails
     assert (found.chosen, found.nested.choices) == ("m0", {"m0": 5, "update": 1})
-    assert "update passes every test, but repeated without each patient the choice loses (-0.0015)" in found.why
+    assert found.why.startswith("update passes every test, but")
+    assert "(-0.0015)" in found.why
 
 
 def test_as_many_hurt_patients_are_allowed_with_one_patient_fewer():

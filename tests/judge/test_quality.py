@@ -9,7 +9,7 @@ import pytest
 
 from casewise.core.errors import TooFewCases
 from casewise.judge.calibration.quality import (
-    carries,
+    rank_correlation,
     cluster_quantile,
     clusters_needed,
     fit_quality,
@@ -64,11 +64,11 @@ def test_a_signal_that_says_nothing_is_not_used() -> None:
     assert "patients" in few
     assert "there are 3" in few
     assert "correlation" not in few
-    assert carries([1, 1, 1, 1], [1, 2, 3, 4], "abcd")[1] == 1.0
+    assert rank_correlation([1, 1, 1, 1], [1, 2, 3, 4], "abcd")[1] == 1.0
     from scipy import stats
 
     some, other = rng.integers(0, 5, 40), rng.integers(0, 5, 40)
-    assert carries(some, other, range(40))[0] == pytest.approx(stats.spearmanr(some, other).statistic)
+    assert rank_correlation(some, other, range(40))[0] == pytest.approx(stats.spearmanr(some, other).statistic)
 
 
 def simulated_miss(clusters: int, draws: int, level: float) -> float:

@@ -76,7 +76,7 @@ def _norm(kind: str) -> nn.Module:
     return norm
 
 
-SHARP = {"batch": 18, "batch3d": 28, "layer": 20}  # so that some slices are sure and views agree
+SHARP = {"batch": 18, "batch3d": 28, "instance": 7, "layer": 20}  # so that some slices are sure and views agree
 
 
 def toy(norm: str, head: str, symmetric: bool = False) -> tuple[nn.Module, torch.Tensor]:

@@ -198,7 +198,7 @@ def test_cases_may_not_be_in_both_archives(sources, tmp_path):
 
 def test_a_folder_with_something_else_is_left_alone(sources, tmp_path):
     (tmp_path / "thesis.docx").write_text("years of work")
-    with pytest.raises(BadInput, match=r"holds thesis\.docx, which is no report"):
+    with pytest.raises(BadInput, match=r"holds thesis\.docx"):
         build(sources.evaluation, sources.calibration, sources.policy, tmp_path)
     assert (tmp_path / "thesis.docx").exists()
 
@@ -208,13 +208,13 @@ def test_folders_that_are_called_as_those_of_a_report_are_left_alone(sources, pa
     for name in ("figures/anatomy.png", "tables/raters.csv", "report.html", "results.json"):
         (paper / name).parent.mkdir(parents=True, exist_ok=True)
         (paper / name).write_text("{}")
-    with pytest.raises(BadInput, match=r"holds figures, figures/anatomy\.png, report\.html, which is no report"):
+    with pytest.raises(BadInput, match=r"holds figures, figures/anatomy\.png, report\.html"):
         build(sources.evaluation, sources.calibration, sources.policy, paper)
     assert (paper / "figures" / "anatomy.png").exists()
     again = shutil.copytree(page.parent, tmp_path / "again")
     check_place(again)  # an earlier report goes
     (again / "figures" / "anatomy.png").write_text("drawn by hand")
-    with pytest.raises(BadInput, match=r"holds figures/anatomy\.png, which is no report"):
+    with pytest.raises(BadInput, match=r"holds figures/anatomy\.png"):
         check_place(again)
 
 

@@ -29,7 +29,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from numpy.typing import NDArray
 
 from casewise.core.errors import BadInput, CasewiseError, Refused, UnknownName
-from casewise.core.formats import json_bytes
+from casewise.core.formats import json_bytes, json_text
 from casewise.core.text import pluralize
 from casewise.data.folders import list_cases
 from casewise.render.mask_pictures import color_of
@@ -394,7 +394,7 @@ def editor_commands(files: Mapping[str, Path]) -> list[str]:
     quoted = {name: shlex.quote(str(path)) for name, path in files.items()}
     ground = quoted.get("image", quoted["m0"])
     kinds = {"image": "Volume", "m0": "Segmentation", "deployed": "Segmentation"}
-    loads = [f"slicer.util.load{kind}({json.dumps(str(files[at]))})" for at, kind in kinds.items() if at in files]
+    loads = [f"slicer.util.load{kind}({json_text(str(files[at]))})" for at, kind in kinds.items() if at in files]
     return [
         f"itksnap -g {ground} -s {quoted['deployed']}",
         shlex.join(("Slicer",
