@@ -112,7 +112,7 @@ def bundle(tmp_path: Path) -> Path:
 
 
 def test_a_bundle_is_code_and_runs_only_when_it_is_trusted(bundle: Path, tmp_path: Path) -> None:
-    with pytest.raises(UnsafeInput, match="is a MONAI bundle .* --trust bundle"):
+    with pytest.raises(UnsafeInput, match=r"is a MONAI bundle .* --trust bundle"):
         load_backbone(str(bundle))
     assert not (tmp_path / "proof").exists()
     backbone = load_backbone(str(bundle), trust_bundle=True)

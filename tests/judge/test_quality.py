@@ -9,11 +9,11 @@ import pytest
 
 from casewise.core.errors import TooFewCases
 from casewise.judge.calibration.quality import (
-    rank_correlation,
     cluster_quantile,
     clusters_needed,
     fit_quality,
     flag_concerns,
+    rank_correlation,
 )
 from casewise.judge.controllers.flag import Quality
 
