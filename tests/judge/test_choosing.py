@@ -715,14 +715,19 @@ def test_the_gate_of_the_paper_is_a_merge_whose_scores_are_entropy_drops(tmp_pat
     """Each piece has the drop of its region, and none where that is too small: the same voxels, at any threshold."""
     from worlds.cohorts import synthetic_archive
 
-    from casewise.judge.controllers.region_gate import RegionGate, gate_regions, region_scores
+    from casewise.judge.controllers.region_gate import RegionGate, region_scores
+    from casewise.measure.regions import regions_of
 
     made, parts = synthetic_archive(tmp_path / "drops", cases=8), set()
     area = int(made.configuration["min_area"])
     for case_id in made.ids:
         seen, masks = made.observation(case_id, 1), candidate_masks(made, case_id)
         source, edit = masks[SOURCE], masks[State(1)]
-        drops, pieces, regions = region_scores(seen), pieces_of(source, edit), gate_regions(source, edit, min_area=area)
+        drops, pieces, regions = (
+            region_scores(seen),
+            pieces_of(source, edit),
+            regions_of(source, edit, min_area=area, foreground=False),
+        )
         kept = dict(zip(np.flatnonzero(regions.kept).tolist(), drops, strict=True))
         region = dict(zip(regions.voxels.tolist(), regions.number.tolist(), strict=True))
         of = [region[int(pieces.voxels[pieces.number == k][0])] for k in range(len(pieces.sizes))]

@@ -24,8 +24,8 @@ from casewise.core.prediction_record import REGIONS_LISTED, ContractFinding, Pre
 from casewise.core.records import FAILED, Case, Mask, Signals, State, Trajectory
 from casewise.data.folders import CaseFiles
 from casewise.data.nifti import place_like
-from casewise.judge.controllers.region_gate import gate_regions
 from casewise.judge.policy import no_go
+from casewise.measure.regions import regions_of
 from casewise.render.mask_pictures import Preview, grey_levels
 from casewise.run.prediction_folder import Layout, input_hashes, versions, write_entry
 
@@ -185,7 +185,7 @@ class PredictCase:
     def _edit(self, source: Mask, mask: Mask) -> dict[str, Any]:
         """The changed share of M0, and the largest regions: number, voxels, whether it counts, first voxel."""
         how = self.deployment.adaptation
-        found = gate_regions(source, mask, min_area=how.min_area)
+        found = regions_of(source, mask, min_area=how.min_area, foreground=False)
         order = np.argsort(-found.sizes, kind="stable")[:REGIONS_LISTED]
         first = found.voxels[np.unique(found.number, return_index=True)[1]]
         original = np.count_nonzero(source) if how.foreground else source.size

@@ -27,8 +27,8 @@ from casewise.data.folders import READABLE, CaseFiles
 from casewise.data.nifti import check_header
 from casewise.data.pairs import read_image, read_mask
 from casewise.data.pictures import is_picture
-from casewise.judge.controllers.region_gate import gate_regions
 from casewise.measure.masks import bounding_box
+from casewise.measure.regions import regions_of
 from casewise.render.mask_pictures import Classes, png_bytes, windowed
 from casewise.run.prediction_folder import Layout, read_entry
 
@@ -293,7 +293,7 @@ def listed_regions(masks: Masks, *, min_area: int) -> dict[str, Any]:
     """List the regions where M0 and the adapted mask differ, the largest first."""
     if masks.adapted is None:
         return {"area": 0, "total": 0, "crumbs": 0, "regions": []}
-    found = gate_regions(masks.source, masks.adapted, min_area=min_area)
+    found = regions_of(masks.source, masks.adapted, min_area=min_area, foreground=False)
     order = np.argsort(found.number, kind="stable")
     groups = np.split(found.voxels[order], np.cumsum(found.sizes)[:-1]) if found.area else []
     rows = [_row(number, groups[component], masks) for number, component in enumerate(np.flatnonzero(found.kept))]

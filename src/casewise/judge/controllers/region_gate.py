@@ -15,7 +15,7 @@ import numpy as np
 from casewise.core.errors import BadInput, NotFinite
 from casewise.core.records import SOURCE, Action, Decision, Mask, Observation, State, Verdict
 from casewise.judge.controllers.metadata import Metadata
-from casewise.measure.regions import Regions, regions_of
+from casewise.measure.regions import regions_of
 from casewise.measure.signals.risk import DROP
 
 UNSCORED = "unscored"
@@ -92,16 +92,11 @@ def region_scores(seen: Observation) -> list[float] | None:
     return [float(known[number]) for number in range(len(known))]
 
 
-def gate_regions(source: Mask, adapted: Mask, *, min_area: int = 16) -> Regions:
-    """Return the regions that the gate judges: raw labels are compared, not binarized ones (L1)."""
-    return regions_of(source, adapted, min_area=min_area, foreground=False)
-
-
 def gated(
     source: Mask, adapted: Mask, accepted: tuple[int, ...], *, min_area: int = 16, keep_small: bool = False
 ) -> Mask:
     """Return M0 with the accepted regions of the edit (L3)."""
-    found = gate_regions(source, adapted, min_area=min_area)
+    found = regions_of(source, adapted, min_area=min_area, foreground=False)  # labels are compared as they are (L1)
     passes = ~found.kept & keep_small
     passes[np.flatnonzero(found.kept)[list(accepted)]] = True
     voxels = found.voxels[passes[found.number]]
