@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import lru_cache, partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -67,6 +67,13 @@ class Edit:
         assert of_counts is not None
         return of_counts(shared, in_mask, in_label)
 
+    @cached_property
+    def pieces(self) -> tuple[Floats, Floats, Floats]:
+        """Features of the pieces, equal rows merged, and the voxels that they make right and wrong."""
+        alike, which = np.unique(self.features, axis=0, return_inverse=True)
+        won, lost = (np.bincount(which.ravel(), part, minlength=len(alike)) for part in (self.won, self.lost))
+        return alike, won.astype(np.float64), lost.astype(np.float64)
+
 
 @dataclass(frozen=True, eq=False)
 class Known:
@@ -83,6 +90,18 @@ class Known:
     def source(self) -> float:
         """Metric of M0."""
         return self.metric[SOURCE]
+
+    @cached_property
+    def rows(self) -> tuple[Floats, Floats, list[str]]:
+        """Features, gain over M0 and name of each candidate that has features, for ``choose``."""
+        candidates = candidate_signals(self.seen)
+        found = [
+            (x, self.metric[state] - self.source, str(state))
+            for state, signals in candidates.items()
+            if state != SOURCE and (x := choose.features(signals, candidates[SOURCE])) is not None
+        ]
+        features = np.array([row[0] for row in found], np.float64).reshape(-1, len(choose.FEATURES))
+        return features, np.array([row[1] for row in found]), [row[2] for row in found]
 
 
 @dataclass(frozen=True)
@@ -170,6 +189,7 @@ class KnownEdits:
     ignore: int | None
     spacing_mm: tuple[float, ...] | None
     known: dict[State, Edit] = field(default_factory=dict)
+    models: dict[tuple[tuple[str, ...], State], tuple[Floats, Floats, Floats]] = field(default_factory=dict)
 
     def __getitem__(self, state: State) -> Edit:
         self.need((state,))
@@ -271,7 +291,7 @@ def _departures(known: Sequence[Known], setting: Setting, anchor: State) -> Choo
 
     The intercept of a candidate is shrunk by the noise of its mean residual (empirical Bayes).
     """
-    rows = [_rows(one) for one in known]
+    rows = [one.rows for one in known]
     names = sorted({name for one in rows for name in one[2]})
     clusters = np.array([one.cluster for one in known])
     shrink = _shrinkage(rows, names)
@@ -288,18 +308,6 @@ def _departures(known: Sequence[Known], setting: Setting, anchor: State) -> Choo
         spread=float(stdtrit(max(1, len(left_out) - 1), LEVEL)),
         anchor=str(anchor),
     )
-
-
-@lru_cache(maxsize=4096)  # all fits of a comparison use the same object for a case
-def _rows(one: Known) -> tuple[Floats, Floats, list[str]]:
-    candidates = candidate_signals(one.seen)
-    found = [
-        (x, one.metric[state] - one.source, str(state))
-        for state, signals in candidates.items()
-        if state != SOURCE and (x := choose.features(signals, candidates[SOURCE])) is not None
-    ]
-    rows = np.array([row[0] for row in found], np.float64).reshape(-1, len(choose.FEATURES))
-    return rows, np.array([row[1] for row in found]), [row[2] for row in found]
 
 
 def _shrinkage(rows: Sequence[tuple[Floats, Floats, list[str]]], names: Sequence[str]) -> float:
@@ -360,7 +368,7 @@ def fit_merge(known: Sequence[Known], setting: Setting) -> Controller:
     taken, threshold = edits[best // len(THRESHOLDS)], THRESHOLDS[best % len(THRESHOLDS)]
     if chance_of_best(gains, clusters)[best] > 1 - SURE:
         threshold = float("inf")
-    weights, center, scale = (tuple(part.tolist()) for part in _piece_model(tuple(known), taken))
+    weights, center, scale = (tuple(part.tolist()) for part in _piece_model(known, taken))
     return Merge(**asdict(setting), edit=str(taken), weights=weights, center=center, scale=scale, threshold=threshold)
 
 
@@ -369,7 +377,7 @@ def _held_out_gains(known: Sequence[Known], edit: State) -> Floats:
     gains = np.zeros((len(known), len(THRESHOLDS)))
     edits = [one.edits[edit] for one in known]
     for inside, out in folds([one.cluster for one in known]):
-        model = _piece_model(tuple(known[i] for i in inside), edit)
+        model = _piece_model([known[i] for i in inside], edit)
         for i in out:
             scores = merge.piece_scores(edits[i].features, *model)
             accepted = scores[:, None] > np.array(THRESHOLDS)
@@ -380,17 +388,15 @@ def _held_out_gains(known: Sequence[Known], edit: State) -> Floats:
     return gains
 
 
-@lru_cache(maxsize=4096)
-def _pieces(one: Known, edit: State) -> tuple[Floats, Floats, Floats]:
-    """Return the features of a candidate's pieces, equal rows merged, and the voxels that they make right and wrong."""
-    pieces = one.edits[edit]
-    alike, which = np.unique(pieces.features, axis=0, return_inverse=True)
-    won, lost = (np.bincount(which.ravel(), part, minlength=len(alike)) for part in (pieces.won, pieces.lost))
-    return alike, won.astype(np.float64), lost.astype(np.float64)
+def _piece_model(known: Sequence[Known], edit: State) -> tuple[Floats, Floats, Floats]:
+    """Fit the pieces of some cases; folds within folds ask for the same cases again, so the first case keeps the fit."""
+    models, key = known[0].edits.models, (tuple(one.case_id for one in known), edit)
+    if key not in models:
+        models[key] = _fit_pieces([one.edits[edit].pieces for one in known])
+    return models[key]
 
 
-@lru_cache(maxsize=4096)  # folds within folds ask for the same cases again
-def _piece_model(known: tuple[Known, ...], edit: State) -> tuple[Floats, Floats, Floats]:
+def _fit_pieces(pieces: Sequence[tuple[Floats, Floats, Floats]]) -> tuple[Floats, Floats, Floats]:
     r"""Fit the chance p that a piece made its voxels right: weights, and mean and deviation of the features.
 
     .. math:: \min_w \sum_j v_j \left(-t_j \ln p_j - (1 - t_j) \ln (1 - p_j)\right) + \mathrm{ridge}\, |w_{1:}|^2 / 2
@@ -398,7 +404,7 @@ def _piece_model(known: tuple[Known, ...], edit: State) -> tuple[Floats, Floats,
     with :math:`v_j` the piece's share of all voxels that changed between right and wrong, and :math:`t_j` the share of
     them that became right; by Newton's method.
     """
-    x, won, lost = (np.concatenate(part) for part in zip(*(_pieces(one, edit) for one in known), strict=True))
+    x, won, lost = (np.concatenate(part) for part in zip(*pieces, strict=True))
     total = won + lost
     width = len(PIECE_FEATURES)
     if not total.sum():
