@@ -19,7 +19,7 @@ from casewise.archive.store import Archive, open_archive
 from casewise.core.durable import write_durably, write_json
 from casewise.core.errors import BadInput
 from casewise.core.records import CALIBRATION, EVALUATION, Policy
-from casewise.core.text import UNIT, pluralize
+from casewise.core.text import UNIT
 from casewise.data.splits import Member
 from casewise.fit import Labelled, OnProgress, labelled_cases
 from casewise.judge.certificates.certify_router import Promise
@@ -27,7 +27,7 @@ from casewise.judge.policy import design_of, write_policy
 from casewise.render.tables import Table, csv_text, markdown, tex
 from casewise.report.bench_page import bench_page
 from casewise.run.local import Engine, LocalEngine
-from casewise.run.record_folder import RecordCase, record_folder
+from casewise.run.record_folder import RecordCase, record_all
 from casewise.study.benchmark import (
     RESULT,
     Method,
@@ -348,18 +348,9 @@ def _recorded(
     """Record one side of the split, or resume it."""
     labels = {one.id: one.label for one in cases if not isinstance(one.label, Path)}
     work = RecordCase(model, proposers, {one.id: one.case for one in cases}, labels=labels)
-    archive, results = record_folder(
-        work, engine or LocalEngine(jobs=1), path, metric=metric, on_warning=on_warning, **facts
-    )
-    done, failed = sum(one.id in archive.entries for one in cases), []
-    for result in results:
-        done += 1
-        failed += [] if result.error is None else [f"{result.case_id}: {result.error}"]
-        if on_progress is not None:
-            on_progress(f"record {path.name}", done, len(cases))
-    if failed:
-        raise BadInput(
-            f"{pluralize(len(failed), f'{path.name} case')} could not be recorded, so there is no result "
-            f"(the first is {failed[0]}); correct or remove them and repeat the command"
-        )
-    return check_cases(open_archive(path), [one.id for one in cases], tuple(proposers))
+    told: OnProgress = on_progress or (lambda step, done, total: None)
+    archive = record_all(
+        work, engine or LocalEngine(jobs=1), path, metric=metric, on_warning=on_warning,
+        on_case=lambda done: told(f"record {path.name}", done, len(cases)), **facts,
+    )  # fmt: skip
+    return check_cases(archive, [one.id for one in cases], tuple(proposers))

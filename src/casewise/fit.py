@@ -22,7 +22,7 @@ from casewise.adapt.backbones import Backbone
 from casewise.adapt.model import Model, as_model
 from casewise.adapt.proposers import named_proposal
 from casewise.adapt.tuned_weights import read_tuned_folder
-from casewise.archive.store import Archive, open_archive
+from casewise.archive.store import Archive
 from casewise.core.durable import file_lock, sweep, write_durably, write_json
 from casewise.core.errors import BadInput, Refused, TooFewCases
 from casewise.core.json_records import begin_or_continue, read_json
@@ -47,7 +47,7 @@ from casewise.render.mask_pictures import Classes
 from casewise.report.fit_page import fit_page, labelled_pictures
 from casewise.run.gather import gathered_cases
 from casewise.run.local import LocalEngine
-from casewise.run.record_folder import RecordCase, foreign_values, record_folder
+from casewise.run.record_folder import RecordCase, foreign_values, record_all
 from casewise.study.deployed_measures import SET_ASIDE, DeployedMeasures, design_cases, fit_report, policy_cases
 from casewise.study.plan import read_measures
 
@@ -374,18 +374,12 @@ class _Fit:
         in_memory = not isinstance(self.model, Model)
         engine = LocalEngine(jobs=1 if in_memory else self.jobs or cores())
         step = f"propose{HALF if path.name == HALF_ARCHIVE else ' for the promise' if path.name == HELD_OUT else ''}"
+        work = RecordCase(self.model, proposers, files, labels=known)
         with self._timed("propose"):
-            archive, results = record_folder(
-                RecordCase(self.model, proposers, files, labels=known), engine, path, metric=self.chosen.metric
-            )
-            done, failed = len(archive.entries), []
-            for result in results:
-                done += 1
-                failed += [] if result.error is None else [f"{result.case_id}: {result.error}"]
-                self.on_progress(step, done, len(cases))
-        if failed:
-            raise BadInput(f"{pluralize(len(failed), 'case')} could not be used: {'; '.join(failed[:3])}")
-        return open_archive(path)
+            return record_all(
+                work, engine, path, metric=self.chosen.metric,
+                on_case=lambda done: self.on_progress(step, done, len(cases)),
+            )  # fmt: skip
 
     def _calibrated(self, archive: Archive) -> tuple[Policy, dict[str, Sequence[Deployed]]]:
         """Compare the designs on patients left out and fit the chosen one; with a flag where labels allow it."""

@@ -38,7 +38,8 @@ def test_the_common_table_gives_only_what_a_command_has(tmp_path: Path) -> None:
             "casewise.toml: no table of a casewise.toml is called 'certfy'. Did you mean 'certify'?",
         ),
         ("alpha = 0.2\n", "casewise.toml: alpha must stand below a table such as [all] or [predict]"),
-        ("[certify\n", "casewise.toml cannot be read"),
+        ("[certify\n", "casewise.toml is not TOML"),
+        ("x = " + "[" * 5000, "casewise.toml is not TOML"),
         ("[certify]\nalpha = 'much'\n", "Invalid value for '--alpha'"),
     ],
 )

@@ -65,7 +65,7 @@ def test_the_template_is_a_plan_and_each_commented_line_is_one_too(tmp_path):
         ("[protocol.criteria.a.b.c]\nx = 1", "no criterion is called 'a'"),
         ("[", "is not TOML"),
         ("x = " + "[" * 5000, "is not TOML"),
-        ("# " + "x" * (10 * 2**20), r"is 10\.0 MB; a plan has at most 256 kB"),
+        ("# " + "x" * (10 * 2**20), r"is 10\.0 MB; it may have at most 256 kB"),
         ("[protocol]\npatients = 1" + "0" * 5000, "is not TOML"),
         ("[protocol.criteria]\nmax_mean_drop = 1" + "0" * 400, "max_mean_drop must be a number or"),
         ("[protocol.criteria]\nmax_mean_drop = nan", "got nan"),

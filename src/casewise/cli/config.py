@@ -18,7 +18,6 @@ refusal. One line on stderr says which file was read.
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from typing import Any
 import typer
 
 from casewise.core.errors import BadInput, Refused
+from casewise.core.formats import read_toml
 from casewise.core.registry import PROPOSERS, Registry, addresses_in
 
 CONFIG = "casewise.toml"
@@ -39,14 +39,7 @@ def read_config(path: Path | None) -> tuple[Path | None, dict[str, dict[str, Any
     file = path if path is not None else Path(CONFIG)
     if path is None and not file.is_file():
         return None, {}
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
-    try:
-        tables = tomllib.loads(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise BadInput(f"{file} cannot be read ({error}); it must be a TOML file") from error
+    tables, _ = read_toml(file, "name a TOML file with --config")
     loose = sorted(key for key, table in tables.items() if not isinstance(table, dict))
     if loose:
         raise BadInput(f"{file}: {', '.join(loose)} must stand below a table such as [{ALL}] or [predict]")

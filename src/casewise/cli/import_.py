@@ -111,16 +111,7 @@ def _one_candidate(old: Path | None, new: Path | None, labels: Path | None, keep
 
 def _read(path: Path) -> tuple[Mask, tuple[float, ...] | None]:
     """(mask, spacing in mm or None) of a NIfTI, NumPy or PNG file."""
-    from casewise.core.errors import BadInput
-    from casewise.core.formats import read_npy
-    from casewise.data.nifti import read_label, read_volume
-    from casewise.data.pictures import read_label_picture
+    from casewise.data.pairs import read_placed
 
-    if path.suffix == ".npy":
-        try:
-            return read_npy(path), None
-        except (ValueError, EOFError, OSError) as error:
-            raise BadInput(f"{path} is not a plain NumPy array ({error}); save integers with numpy.save") from error
-    if path.suffix == ".png":
-        return read_label_picture(path), None
-    return read_label(path), read_volume(path).spacing_mm
+    placed = read_placed(path)
+    return placed.mask, placed.spacing_mm

@@ -1,4 +1,4 @@
-"""File formats: strict JSON, NumPy arrays from untrusted files, CSV.
+"""File formats: strict JSON, TOML, NumPy arrays from untrusted files, CSV.
 
 In JSON, infinity is the word "inf" or "-inf", and NaN is null. Arrays are read without pickle, and a header that claims
 more values than the file holds is refused. CSV cells are escaped so that a spreadsheet runs no formula.
@@ -10,6 +10,7 @@ import csv
 import io
 import json
 import math
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -63,16 +64,17 @@ def numbered(value: Any) -> Any:
 
 def read_npy(path: Path) -> NDArray[Any]:
     """The array of an .npy file; an array that is larger than the file is refused before memory is allocated."""
-    with path.open("rb") as file:
-        _check_claim(file, path.stat().st_size, path.name)
-        return np.asarray(np.lib.format.read_array(file, allow_pickle=False))
+    return npy_array(path.read_bytes(), path.name)
 
 
 def npy_array(content: bytes, name: str) -> NDArray[Any]:
     """The array in the bytes of an .npy file; ``name`` is its name in errors."""
     file = io.BytesIO(content)
-    _check_claim(file, len(content), name)
-    return np.asarray(np.lib.format.read_array(file, allow_pickle=False))
+    try:
+        _check_claim(file, len(content), name)
+        return np.asarray(np.lib.format.read_array(file, allow_pickle=False))
+    except (ValueError, EOFError) as error:
+        raise BadInput(f"{name} is not a plain NumPy array ({error}); save numbers with numpy.save") from error
 
 
 def _check_claim(file: BinaryIO, size: int, name: str) -> None:
@@ -84,6 +86,28 @@ def _check_claim(file: BinaryIO, size: int, name: str) -> None:
     if any(side < 0 for side in shape) or claimed > held:
         raise UnsafeInput(f"{name} claims {claimed:,} bytes of numbers and holds {held:,}; it is truncated or forged")
     file.seek(0)
+
+
+LARGEST_TOML = 256 * 1024  # bytes
+
+
+def read_toml(path: Path, remedy: str) -> tuple[dict[str, Any], str]:
+    """Read a small TOML file; return its tables and its text. ``remedy`` says what to do if there is no such file."""
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    try:
+        size = path.stat().st_size
+        text = path.read_text(encoding="utf-8") if size <= LARGEST_TOML else ""
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"{path} cannot be read ({error}); {remedy}") from None
+    if size > LARGEST_TOML:
+        raise BadInput(f"{path.name} is {size / 2**20:.1f} MB; it may have at most {LARGEST_TOML // 1024} kB")
+    try:
+        return tomllib.loads(text), text
+    except (ValueError, RecursionError) as error:  # ValueError: also a whole number of more than 4,300 digits
+        raise BadInput(f"{path.name} is not TOML ({str(error)[:200]})") from None
 
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")

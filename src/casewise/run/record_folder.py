@@ -120,6 +120,27 @@ def record_folder(
     return first, _recorded(work, engine, archives, backbone, on_warning)
 
 
+def record_all(
+    work: RecordCase, engine: Engine, path: Path, *, on_case: Callable[[int], object] = bool, **options: Any
+) -> Archive:
+    """Record every case and return the archive; if some cases could not be recorded, raise an error after the others.
+
+    ``on_case`` is called with the number of recorded cases; ``options`` are those of :func:`record_folder`.
+    """
+    archive, results = record_folder(work, engine, path, **options)
+    done, failed = sum(case_id in archive.entries for case_id in work.cases), []
+    for result in results:
+        done += 1
+        failed += [] if result.error is None else [f"{result.case_id}: {result.error}"]
+        on_case(done)
+    if failed:
+        raise BadInput(
+            f"{pluralize(len(failed), 'case')} could not be recorded ({'; '.join(failed[:3])}); correct or remove them "
+            "and repeat the command"
+        )
+    return open_archive(path)
+
+
 def _counted(work: RecordCase) -> Mapping[str, Adaptation]:
     """Return the proposers; a function of the user's own has as many steps as masks of the first readable case."""
     if all(method_of(how.objective) is None for how in work.proposers.values()):

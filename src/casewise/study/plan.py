@@ -9,7 +9,6 @@ A plan is sealed before the new masks are opened: its sha256 and the date go int
 
 from __future__ import annotations
 
-import sys
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,12 +21,13 @@ from scipy import stats
 from casewise.core.chain import Chain
 from casewise.core.durable import json_sha256, text_sha256
 from casewise.core.errors import BadInput
+from casewise.core.formats import read_toml
 from casewise.data.pairs import Pair
 from casewise.judge.certificates.risk_control import clopper_pearson_upper, hoeffding_bentkus, ltt_cases
 from casewise.measure.measures import Measure, declared_measures, scan_of
 from casewise.study.acceptance import CONFIDENCE, FEWEST, QUANTITIES, Acceptance, Criterion, acceptance_of
 
-LARGEST = 256 * 1024  # bytes of a plan
+TO_BEGIN = "casewise compare --new-plan writes one"
 POWER = 0.8
 MOST_PATIENTS = 20_000
 SEALED, OPENED, JUDGED = "plan-sealed", "new-opened", "judged"
@@ -93,39 +93,20 @@ def read_plan(path: Path) -> ChangePlan:
     Raises:
         BadInput: If the file is not a plan; the message names the error and its place.
     """
-    plain, sha256 = read_toml(path, "a plan")
+    plain, text = read_toml(path, TO_BEGIN)
     try:
-        return _plan(path, plain, sha256)
+        return _plan(path, plain, text_sha256(text))
     except BadInput as error:
         raise BadInput(f"{path.name}: {error}") from None
 
 
 def read_measures(path: Path) -> tuple[Measure, ...]:
     """Read ``measures.toml``: its ``[measures]`` table, or the whole file."""
-    plain, _ = read_toml(path, "a file of measures")
+    plain, _ = read_toml(path, TO_BEGIN)
     try:
         return declared_measures(plain.get("measures", plain))
     except BadInput as error:
         raise BadInput(f"{path.name}: {error}") from None
-
-
-def read_toml(path: Path, what: str) -> tuple[dict[str, Any], str]:
-    """Read a small TOML file; return its tables and its sha256."""
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
-    try:
-        size = path.stat().st_size
-        content = path.read_text(encoding="utf-8") if size <= LARGEST else ""
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"{path} cannot be read ({error}); casewise compare --new-plan writes one") from None
-    if size > LARGEST:
-        raise BadInput(f"{path.name} is {size / 2**20:.1f} MB; {what} has at most {LARGEST // 1024} kB")
-    try:
-        return tomllib.loads(content), text_sha256(content)
-    except (ValueError, RecursionError) as error:  # ValueError: also a whole number of more than 4,300 digits
-        raise BadInput(f"{path.name} is not TOML ({str(error)[:200]})") from None
 
 
 def _plan(path: Path, plain: Mapping[str, Any], sha256: str) -> ChangePlan:

@@ -389,7 +389,7 @@ def _held_out_gains(known: Sequence[Known], edit: State) -> Floats:
 
 
 def _piece_model(known: Sequence[Known], edit: State) -> tuple[Floats, Floats, Floats]:
-    """Fit the pieces of some cases; folds within folds ask for the same cases again, so the first case keeps the fit."""
+    """Fit the pieces of some cases. The first case keeps the fit, because folds within folds ask for it again."""
     models, key = known[0].edits.models, (tuple(one.case_id for one in known), edit)
     if key not in models:
         models[key] = _fit_pieces([one.edits[edit].pieces for one in known])
