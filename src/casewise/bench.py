@@ -13,7 +13,7 @@ import pandas as pd
 
 from casewise.adapt.adaptation import Adaptation
 from casewise.adapt.backbones import Backbone
-from casewise.adapt.model import Model, as_model
+from casewise.adapt.model import Model, as_model, loaded
 from casewise.adapt.proposers import method_of, named_proposal
 from casewise.archive.store import Archive, open_archive
 from casewise.core.durable import write_durably, write_json
@@ -231,8 +231,7 @@ def bench(
         if network is None:
             raise BadInput("images need a network; without a network, give an archive of casewise record")
         model = as_model(network)
-        backbone = model.load() if isinstance(model, Model) else model
-        sides, how, facts = _sides(backbone, cases, labels, patients, calibration, share, folder)
+        sides, how, facts = _sides(loaded(model), cases, labels, patients, calibration, share, folder)
         proposers = _proposers(methods, adaptation or Adaptation())
         known, judged = (
             _recorded(model, proposers, sides[side], folder / side, metric, facts, engine, on_progress, on_warning)

@@ -19,7 +19,7 @@ import numpy as np
 
 from casewise.adapt.adaptation import Adaptation
 from casewise.adapt.backbones import Backbone
-from casewise.adapt.model import Model, as_model
+from casewise.adapt.model import Model, as_model, loaded
 from casewise.adapt.proposers import named_proposal
 from casewise.adapt.tuned_weights import read_tuned_folder
 from casewise.archive.store import Archive
@@ -145,8 +145,8 @@ def fit(
         >>> print(deployment.summary())  # doctest: +SKIP
     """
     began = time.monotonic()
-    loaded = as_model(model)
-    backbone = loaded.load() if isinstance(loaded, Model) else loaded
+    given = as_model(model)
+    backbone = loaded(given)
     folder = Path(tempfile.mkdtemp(prefix="casewise-fit-")) if out is None else Path(out)
     cases, notes = labelled_cases(backbone, images, labels, patients, keep=folder / "images")
     split = None if promise is None else split_for_promise([one.patient for one in cases], promise)
@@ -177,7 +177,7 @@ def fit(
     for said in (f"{pluralize(len(cases), 'labelled case')} of {count}", *notes, f"steps: {', '.join(steps)}"):
         (on_note or str)(said)
     work = _Fit(
-        loaded, backbone, folder, chosen, tuning=(tuning or Tuning()) if learn else None, propose=propose,
+        given, backbone, folder, chosen, tuning=(tuning or Tuning()) if learn else None, propose=propose,
         flag_below=flag_below, allowed_hurt=allowed_hurt, measures=declared, learning_curve=learning_curve,
         loss=loss, margin=margin, jobs=jobs, on_progress=on_progress or (lambda step, done, total: None),
         notes=notes, began=began,
@@ -315,7 +315,7 @@ class _Fit:
         with self._timed("learn"):
             try:
                 found = cross_fit(
-                    self.model if isinstance(self.model, Model) else _InMemory(self.model),
+                    self.model,
                     [one.case for one in cases],
                     [one.label for one in cases],
                     [one.patient for one in cases],
@@ -492,17 +492,6 @@ def _certified_facts(certificate: Certificate) -> dict[str, Any]:
     change."""
     before, after = certificate.deployed["before"], certificate.deployed["certified"]
     return {"cases": certificate.cases, "kept": certificate.kept, "gain": after["gain"], "gain_before": before["gain"]}
-
-
-@dataclass(frozen=True)
-class _InMemory:
-    """A loaded model where a ``Model`` is expected."""
-
-    backbone: Backbone
-
-    def load(self) -> Backbone:
-        """Return the model."""
-        return self.backbone
 
 
 def _check_plan(folder: Path, options: Mapping[str, Any]) -> None:

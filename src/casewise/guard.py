@@ -144,10 +144,9 @@ def _network(given: Any) -> Any:
     """Return a network as it is; load a model that is named by a folder, a hub id or a ``Model``."""
     from torch import nn
 
-    from casewise.adapt.model import Model, as_model
+    from casewise.adapt.model import as_model, loaded
 
-    model = given if isinstance(given, nn.Module) or hasattr(given, "prepare") else as_model(given)
-    return model.load() if isinstance(model, Model) else model
+    return given if isinstance(given, nn.Module) or hasattr(given, "prepare") else loaded(as_model(given))
 
 
 def _unnamed(decision: Decision) -> Decision:

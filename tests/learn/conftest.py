@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from worlds.discs import TinyModel
+from worlds.discs import tiny_backbone
 
 from casewise.adapt.backbones.module import Module
 
@@ -18,4 +18,4 @@ def one_thread() -> None:
 
 @pytest.fixture
 def tiny() -> Callable[..., Module]:
-    return lambda **options: TinyModel(**options).load()
+    return tiny_backbone

@@ -15,7 +15,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from worlds.discs import TinyModel, cohort
+from worlds.discs import cohort, tiny_backbone
 
 from casewise.adapt.tuned_weights import TunedWeights, mean_weights, read_tuned_folder, temporary_weights
 from casewise.core.durable import is_alive
@@ -54,7 +54,7 @@ def test_every_patient_is_left_out_once(count, seed):
 
 def test_every_patient_gets_weights_that_never_saw_it(tmp_path):
     cases, labels, patients = cohort(5, each=2)
-    made = cross_fit(TinyModel(), cases, labels, patients, FAST, folder=tmp_path, workers=1)
+    made = cross_fit(tiny_backbone(), cases, labels, patients, FAST, folder=tmp_path, workers=1)
     found = made.read()
     assert made.folds == deal(patients)
     assert len(found.folds) == 2
@@ -71,8 +71,8 @@ def test_a_label_changes_nothing_for_its_own_patient(tmp_path):
     """Independent computation: spoil a patient's labels, and the weights that judge this patient stay bit-identical."""
     cases, labels, patients = cohort(4)
     spoiled = [1 - label if patient == "p2" else label for label, patient in zip(labels, patients, strict=True)]
-    honest = cross_fit(TinyModel(), cases, labels, patients, FAST, folder=tmp_path / "a", workers=1).read()
-    other = cross_fit(TinyModel(), cases, spoiled, patients, FAST, folder=tmp_path / "b", workers=1).read()
+    honest = cross_fit(tiny_backbone(), cases, labels, patients, FAST, folder=tmp_path / "a", workers=1).read()
+    other = cross_fit(tiny_backbone(), cases, spoiled, patients, FAST, folder=tmp_path / "b", workers=1).read()
     for patient in patients:
         one, two = honest.without(patient).values, other.without(patient).values
         same = all(torch.equal(one[name], two[name]) for name in one)
@@ -81,7 +81,7 @@ def test_a_label_changes_nothing_for_its_own_patient(tmp_path):
 
 def test_half_of_the_patients_for_a_learning_curve(tmp_path):
     cases, labels, patients = cohort(6)
-    made = cross_fit(TinyModel(), cases, labels, patients, FAST, folder=tmp_path, folds=2, workers=1).read()
+    made = cross_fit(tiny_backbone(), cases, labels, patients, FAST, folder=tmp_path, folds=2, workers=1).read()
     assert [len(one.trained_on) for one in made.folds] == [3, 3]
 
 
@@ -95,7 +95,7 @@ def test_a_fold_that_fails_is_reported_and_leaves_m0(tmp_path, monkeypatch):
         return whole(backbone, cases, rest[0], tuning, **more)
 
     monkeypatch.setattr(folds, "tune", failing)
-    made = cross_fit(TinyModel(), cases, labels, patients, FAST, folder=tmp_path, workers=1)
+    made = cross_fit(tiny_backbone(), cases, labels, patients, FAST, folder=tmp_path, workers=1)
     assert list(made.failed) == [1]
     assert "learning rate" in made.failed[1]
     found = made.read()
@@ -106,9 +106,9 @@ def test_a_fold_that_fails_is_reported_and_leaves_m0(tmp_path, monkeypatch):
 def test_workers_find_the_same_weights_and_tell_their_progress(tmp_path):
     cases, labels, patients = cohort(4)
     told = []
-    alone = cross_fit(TinyModel(), cases, labels, patients, FAST, folder=tmp_path / "a", workers=1).read()
+    alone = cross_fit(tiny_backbone(), cases, labels, patients, FAST, folder=tmp_path / "a", workers=1).read()
     both = cross_fit(
-        TinyModel(), cases, labels, patients, FAST, folder=tmp_path / "b", workers=2,
+        tiny_backbone(), cases, labels, patients, FAST, folder=tmp_path / "b", workers=2,
         on_progress=lambda *said: told.append(said[:2]),
     ).read()  # fmt: skip
     for one, other in zip(alone.folds, both.folds, strict=True):
@@ -120,7 +120,7 @@ def test_workers_find_the_same_weights_and_tell_their_progress(tmp_path):
 def test_an_error_of_a_worker_is_raised_here(tmp_path):
     cases, labels, patients = cohort(4)
     with pytest.raises(BadInput, match="holds 9"):
-        cross_fit(TinyModel(), cases, [label * 9 for label in labels], patients, FAST, folder=tmp_path, workers=2)
+        cross_fit(tiny_backbone(), cases, [label * 9 for label in labels], patients, FAST, folder=tmp_path, workers=2)
 
 
 def _long_run(folder):
@@ -131,7 +131,7 @@ def _long_run(folder):
         if fold == 1 and update == 2:  # the first fold is finished
             os.kill(os.getpid(), signal.SIGKILL)
 
-    cross_fit(TinyModel(), cases, labels, patients, tuning, folder=folder, workers=1, on_progress=told)
+    cross_fit(tiny_backbone(), cases, labels, patients, tuning, folder=folder, workers=1, on_progress=told)
 
 
 def test_a_killed_run_continues_with_the_folds_that_are_missing(tmp_path):
@@ -145,7 +145,7 @@ def test_a_killed_run_continues_with_the_folds_that_are_missing(tmp_path):
     told = []
     tuning = replace(FAST, updates=20)
     made = cross_fit(
-        TinyModel(), cases, labels, patients, tuning, folder=tmp_path, workers=1,
+        tiny_backbone(), cases, labels, patients, tuning, folder=tmp_path, workers=1,
         on_progress=lambda fold, update, loss: told.append(fold),
     )  # fmt: skip
     assert (told.count(0), told.count(1)) == (1, 20)
@@ -155,16 +155,16 @@ def test_a_killed_run_continues_with_the_folds_that_are_missing(tmp_path):
 
 def test_another_run_in_the_same_folder_is_refused(tmp_path):
     cases, labels, patients = cohort(4)
-    cross_fit(TinyModel(), cases, labels, patients, FAST, folder=tmp_path, workers=1)
+    cross_fit(tiny_backbone(), cases, labels, patients, FAST, folder=tmp_path, workers=1)
     with pytest.raises(Mismatch, match="another tuning"):
-        cross_fit(TinyModel(), cases, labels, patients, replace(FAST, seed=4), folder=tmp_path, workers=1)
+        cross_fit(tiny_backbone(), cases, labels, patients, replace(FAST, seed=4), folder=tmp_path, workers=1)
     corrected = [1 - labels[0], *labels[1:]]
     with pytest.raises(Mismatch, match="another data"):
-        cross_fit(TinyModel(), cases, corrected, patients, FAST, folder=tmp_path, workers=1)
+        cross_fit(tiny_backbone(), cases, corrected, patients, FAST, folder=tmp_path, workers=1)
     with pytest.raises(BadInput, match="p0_0 is of patient p0, got q"):
-        cross_fit(TinyModel(), cases, labels, ["q", *patients[1:]], FAST, folder=tmp_path, workers=1)
+        cross_fit(tiny_backbone(), cases, labels, ["q", *patients[1:]], FAST, folder=tmp_path, workers=1)
     with pytest.raises(Mismatch, match="another model"):
-        cross_fit(TinyModel(norm="batch"), cases, labels, patients, FAST, folder=tmp_path, workers=1)
+        cross_fit(tiny_backbone(norm="batch"), cases, labels, patients, FAST, folder=tmp_path, workers=1)
 
 
 @pytest.mark.slow
@@ -185,7 +185,7 @@ from pathlib import Path
 from casewise.core.durable import write_durably
 from casewise.learn.folds import cross_fit
 from casewise.learn.tuning import Tuning
-from worlds.discs import TinyModel, cohort
+from worlds.discs import tiny_backbone, cohort
 
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
@@ -194,7 +194,7 @@ if __name__ == "__main__":
         workers = " ".join(str(child.pid) for child in multiprocessing.active_children())
         write_durably(folder / "workers", workers.encode())
 
-    cross_fit(TinyModel(), *cohort(4), Tuning(updates=10**6, batch=1), folder=folder, workers=2, on_progress=told)
+    cross_fit(tiny_backbone(), *cohort(4), Tuning(updates=10**6, batch=1), folder=folder, workers=2, on_progress=told)
 """
 
 
@@ -244,7 +244,7 @@ def test_the_mean_is_the_mean_and_sums_who_trained_it():
 
 def test_the_plan_names_the_patients_of_every_fold(tmp_path):
     cases, labels, patients = cohort(4)
-    cross_fit(TinyModel(), cases, labels, patients, FAST, folder=tmp_path, workers=1)
+    cross_fit(tiny_backbone(), cases, labels, patients, FAST, folder=tmp_path, workers=1)
     plan = json.loads((tmp_path / "folds.json").read_text())
     assert [{*fold["left_out"]} | {*fold["trained_on"]} for fold in plan["folds"]] == [{*patients}] * 2
     assert plan["tuning"]["updates"] == 3
@@ -255,13 +255,14 @@ def test_a_network_that_an_unguarded_script_defines_is_tuned_and_the_script_runs
 from pathlib import Path
 from casewise.learn.folds import cross_fit
 from casewise.learn.tuning import Tuning
-from worlds.discs import TinyModel, cohort
+from casewise.adapt.model import as_model
+from worlds.discs import Tiny, cohort
 
-class Mine(TinyModel):
+class Mine(Tiny):
     pass
 
 print("the script runs")
-found = cross_fit(Mine(), *cohort(4), Tuning(updates=1, batch=1), folder=Path("tuned"), workers=2)
+found = cross_fit(as_model(Mine()), *cohort(4), Tuning(updates=1, batch=1), folder=Path("tuned"), workers=2)
 print(len(found.read().folds), "folds")
 """
     (tmp_path / "script.py").write_text(program)

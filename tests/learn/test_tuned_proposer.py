@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from worlds.discs import TinyModel, cohort
+from worlds.discs import cohort, tiny_backbone
 from worlds.readings import readings_of
 
 from casewise.adapt.adaptation import Adaptation
@@ -33,20 +33,26 @@ def fitted(tmp_path_factory):
     cases, labels, patients = cohort(5)
     folder = tmp_path_factory.mktemp("tuned")
     cross_fit(
-        TinyModel(), cases, labels, patients, Tuning(updates=6, batch=2, learning_rate=3e-2), folder=folder, workers=1
+        tiny_backbone(),
+        cases,
+        labels,
+        patients,
+        Tuning(updates=6, batch=2, learning_rate=3e-2),
+        folder=folder,
+        workers=1,
     )
     return cases, labels, folder
 
 
 def candidates(case, folder, objective="tuned", model=None, **more):
-    backbone = model or TinyModel().load()
+    backbone = model or tiny_backbone()
     how = Adaptation(objective, tuned=str(folder), min_area=1, **more)
     return readings_of(backbone, backbone.prepare(case), case, how)
 
 
 def predicted(weights, share, case):
     """Independent computation: put the weights in by hand."""
-    backbone = TinyModel().load()
+    backbone = tiny_backbone()
     with torch.no_grad():
         for name, parameter in backbone.network.named_parameters():
             if name in weights.values:
@@ -103,7 +109,7 @@ def test_views_are_read_through_the_tuned_weights(fitted):
     made = candidates(cases[0], folder, "tuned+views:mirror(x),gamma(1.4)")
     assert made.rungs == ("tuned", "mirror(x)", "gamma(1.4)", "mean")
     assert np.array_equal(made.masks[1], candidates(cases[0], folder).masks[4])
-    backbone = TinyModel().load()
+    backbone = tiny_backbone()
     with temporary_weights(backbone.network, read_tuned_folder(folder).mean):
         own = readings_of(backbone, backbone.prepare(cases[0]), cases[0], Adaptation("views:mirror(x),gamma(1.4)"))
     assert all(np.array_equal(a, b) for a, b in zip(made.masks[1:], own.masks, strict=True))
@@ -113,7 +119,7 @@ def test_views_are_read_through_the_tuned_weights(fitted):
 
 def test_the_network_is_restored_and_a_shared_m0_is_predicted_once(fitted):
     cases, _, folder = fitted
-    backbone = TinyModel().load()
+    backbone = tiny_backbone()
     before, ready = fingerprint(backbone.network), backbone.prepare(cases[0])
     calls = []
     backbone.network.head.register_forward_hook(lambda *_: calls.append(1))
@@ -125,7 +131,7 @@ def test_the_network_is_restored_and_a_shared_m0_is_predicted_once(fitted):
 
 def test_a_step_is_shrunk_by_interpolating_weights(fitted):
     cases, _, folder = fitted
-    backbone, mean = TinyModel().load(), read_tuned_folder(folder).mean
+    backbone, mean = tiny_backbone(), read_tuned_folder(folder).mean
     how = Adaptation("tuned", tuned=str(folder), min_area=1)
     with proposer_of(how).propose(PreparedCase(cases[0], backbone.prepare(cases[0])), backbone) as episode:
         for _ in range(5):
@@ -145,7 +151,7 @@ def test_a_controller_decides_on_it_live(fitted):
     cases, _, folder = fitted
     found = guard(
         cases[0],
-        TinyModel().load(),
+        tiny_backbone(),
         CONTROLLERS.build("fixed-k", step=4),
         "tuned",
         steps=5,
@@ -170,10 +176,10 @@ def test_a_failed_fold_leaves_m0_and_says_so(fitted, tmp_path):
 def test_weights_of_another_model_are_refused_and_weights_are_part_of_the_binding(fitted, tmp_path):
     cases, _, folder = fitted
     with pytest.raises(Mismatch, match="tuned weights belong to model"):
-        candidates(cases[0], folder, model=TinyModel(norm="batch").load())
-    how, backbone = Adaptation("tuned", tuned=str(folder)), TinyModel().load()
+        candidates(cases[0], folder, model=tiny_backbone(norm="batch"))
+    how, backbone = Adaptation("tuned", tuned=str(folder)), tiny_backbone()
     with pytest.raises(Mismatch):
-        how.binding(TinyModel(norm="batch").load())
+        how.binding(tiny_backbone(norm="batch"))
     first, second = (replace(one, fold=f"fold-{k}") for k, one in enumerate(read_tuned_folder(folder).folds))
     first.write(tmp_path / "fold-0.safetensors")
     replace(second, values={n: v + 1 for n, v in second.values.items()}).write(tmp_path / "fold-1.safetensors")
@@ -195,7 +201,7 @@ def test_files_keep_how_it_was_made_but_never_crossfit(fitted):
 
 def recorded(path, fitted, **more):
     cases, labels, folder = fitted
-    backbone, how = TinyModel().load(), Adaptation("tuned", tuned=str(folder), min_area=1, **more)
+    backbone, how = tiny_backbone(), Adaptation("tuned", tuned=str(folder), min_area=1, **more)
     archive = create_archive(
         path, binding=how.binding(backbone), steps=how.horizon(backbone), ladder="tuned",
         configuration={"objective": "tuned", "adaptation": how.as_plain()},

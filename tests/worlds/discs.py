@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -35,22 +34,14 @@ class Tiny(nn.Module):
         return out
 
 
-@dataclass(frozen=True)
-class TinyModel:
-    """Loads a tiny model wherever it is needed."""
-
-    norm: str = "instance"
-    dimensions: int = 2
-    head: str = "softmax"
-
-    def load(self) -> Module:
-        """The same weights every time."""
-        with torch.random.fork_rng():
-            torch.manual_seed(3)
-            network = Tiny(self.norm, self.dimensions, 1 if self.head == "sigmoid" else 2).eval()
-        classes = 1 if self.head == "sigmoid" else 2
-        labels = {0: "background", 1: "disc"}
-        return Module(network, classes=classes, dimensions=self.dimensions, head=self.head, labels=labels, ignore=255)
+def tiny_backbone(norm: str = "instance", dimensions: int = 2, head: str = "softmax") -> Module:
+    """A tiny model with the same weights every time."""
+    classes = 1 if head == "sigmoid" else 2
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        network = Tiny(norm, dimensions, classes).eval()
+    labels = {0: "background", 1: "disc"}
+    return Module(network, classes=classes, dimensions=dimensions, head=head, labels=labels, ignore=255)
 
 
 def disc(seed: int, dimensions: int = 2, size: int = 16) -> tuple[Any, Mask]:

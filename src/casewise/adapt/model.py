@@ -76,6 +76,11 @@ def _loaded(model: Model) -> Backbone:
     return merged(load_backbone(model.spec, **options), model.merge)
 
 
+def loaded(model: Model | Backbone) -> Backbone:
+    """Return the backbone of a model: the same object each time in one process."""
+    return _loaded(model) if isinstance(model, Model) else model
+
+
 def forget_loaded() -> None:
     """Forget the loaded model, so that the next call of :meth:`Model.load` loads it again."""
     _loaded.cache_clear()

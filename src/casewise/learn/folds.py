@@ -14,12 +14,13 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 
 from casewise.adapt.backbones import Backbone
+from casewise.adapt.model import Model, loaded
 from casewise.adapt.tuned_weights import ENDING, FAILED, FOLDS, FailedFold, TunedFolder, read_tuned_folder
 from casewise.archive.layout import image_sha256, mask_sha256
 from casewise.core.durable import file_sha256, json_sha256, sweep, write_json
@@ -36,13 +37,6 @@ FEWEST, MANY = 4, 10  # patients: fewer than the first are refused, from the sec
 
 OnFold = Callable[[int, int, float], None]
 """Called after every update with the fold, the number of its updates and the loss."""
-
-
-class Loadable(Protocol):
-    """Loads a model in any process; picklable, such as ``casewise.deployment.Model``."""
-
-    def load(self) -> Backbone:
-        """The model."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +87,7 @@ def deal(patients: Iterable[str], folds: int | None = None, *, seed: int = 0) ->
 
 
 def cross_fit(
-    model: Loadable,
+    model: Model | Backbone,
     cases: Sequence[Case | CaseFiles],
     labels: Sequence[Mask | Path],
     patients: Sequence[str],
@@ -107,7 +101,7 @@ def cross_fit(
     """Tune a model once for each fold, without the patients of that fold.
 
     Args:
-        model: Loads the model in every process.
+        model: The model; a ``Model`` is loaded in every process.
         cases: The labelled cases, or their files, which are then read where they are needed.
         labels: Their labels, or the files of them.
         patients: The patient of each case: its cluster, or its id where it has none. A patient is left out with all
@@ -140,7 +134,7 @@ def cross_fit(
     dealt = deal(patients, folds, seed=tuning.seed)
     trained = [tuple(sorted(set(patients) - set(out))) for out in dealt]
     plan = {
-        "model": model.load().fingerprint, "tuning": asdict(tuning),
+        "model": loaded(model).fingerprint, "tuning": asdict(tuning),
         "data": json_sha256([_digest(one) for one in (*cases, *labels)]),
         "folds": [{"left_out": out, "trained_on": used} for out, used in zip(dealt, trained, strict=True)],
     }  # fmt: skip
@@ -183,7 +177,7 @@ def _result(folder: Path, dealt: tuple[tuple[str, ...], ...]) -> CrossFit:
 class _Job:
     """Trains one fold: reads the cases, tunes, writes the file."""
 
-    model: Loadable
+    model: Model | Backbone
     cases: Sequence[Case | CaseFiles]
     labels: Sequence[Mask | Path]
     tuning: Tuning
@@ -193,7 +187,7 @@ class _Job:
     trained_on: tuple[str, ...]
 
     def __call__(self, told: OnFold) -> None:
-        backbone = self.model.load()
+        backbone = loaded(self.model)
         cases = [_read(backbone, case) for case in self.cases]
         labels = [backbone.read_label(label) if isinstance(label, Path) else label for label in self.labels]
         name = f"fold-{self.number}"

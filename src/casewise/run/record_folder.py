@@ -14,7 +14,7 @@ import pandas as pd
 
 from casewise.adapt.adaptation import Adaptation
 from casewise.adapt.backbones import Backbone, appearance_inputs, pipeline_of
-from casewise.adapt.model import Model
+from casewise.adapt.model import Model, loaded
 from casewise.adapt.proposers import method_of
 from casewise.adapt.proposers.imported import counted
 from casewise.adapt.proposers.live import prepare, record_case, unread_notes
@@ -54,7 +54,7 @@ class RecordCase:
     @property
     def backbone(self) -> Backbone:
         """The model, loaded."""
-        return self.model.load() if isinstance(self.model, Model) else self.model
+        return loaded(self.model)
 
     def read(self, case_id: str) -> Case:
         """The case, read from its files where it is not in memory."""
