@@ -78,6 +78,16 @@ def test_every_kind_of_addition_is_shown() -> None:
     assert len(FILES) == len(LINES) == 7
 
 
+def test_the_examples_pass_the_checks_of_form(tmp_path: Path) -> None:
+    for name, content in FILES.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(content, encoding="utf-8")
+    for words in (["format", "--check"], ["check"]):
+        command = [sys.executable, "-m", "ruff", *words, "--no-cache", "--config", ROOT / "pyproject.toml", tmp_path]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout
+
+
 def test_what_is_added_as_printed_is_in_commands_calibration_report_and_archives(tmp_path: Path) -> None:
     shutil.copytree(
         Path(casewise.__file__).parent, tmp_path / "src" / "casewise", ignore=shutil.ignore_patterns("*.pyc")
