@@ -154,7 +154,7 @@ def test_a_header_that_asks_for_too_much_is_refused_before_its_pixels(folder: Pa
 def test_truncated_pixels_are_named(tmp_path: Path) -> None:
     path = write_series(tmp_path / "s", np.zeros((1, 64, 64)))[0]
     path.write_bytes(path.read_bytes()[:3000])
-    with pytest.raises(BadInput, match=r"000\.dcm has 3000 bytes, less than its pixels: truncated"):
+    with pytest.raises(BadInput, match=r"000\.dcm has 3000 bytes, less than its pixels; send it again"):
         find_series(tmp_path)
 
 

@@ -34,12 +34,12 @@ def run(*words, code=0):
 
 def test_plan_prints_both_sample_sizes_and_what_n_can_promise():
     said = run("certify", "--sample-size", "--alpha", 0.1, "--delta", 0.1, "--set", "cases=20")
-    assert re.search(r"\b9 labelled patients in expectation", said)
+    assert re.search(r"\b9 for the mean risk", said)
     assert re.search(r"\b22 with probability 0.9", said)
     assert re.search(r"\b23 the same for other losses", said)
-    assert "alpha >= 0.048 in expectation" in said
-    assert "LTT: infeasible" in said
-    assert "count patients, not scans or frames" in said
+    assert "alpha >= 0.048 for the mean risk" in said
+    assert "ltt: not possible" in said
+    assert "labelled patients (not scans or frames)" in said
 
 
 @pytest.mark.parametrize(("scans", "loss", "alpha"), [(1, "harmed", 0.1), (1, "ha", 0.1), (2, "harmed", 0.05)])

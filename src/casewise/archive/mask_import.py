@@ -90,7 +90,9 @@ def _case(folder: Path, labels: Path | None) -> Found:
         if match := _STEP.fullmatch(file.name):
             state = State(int(match[1]), float(match[2] or 0))
             if state in states:
-                raise BadInput(f"case {folder.name} has state {state} twice: {states[state].name} and {file.name}")
+                raise BadInput(
+                    f"case {folder.name} has state {state} twice: {states[state].name} and {file.name}; keep one"
+                )
             states[state] = _inside(file, folder.parent)
     steps = sorted(state.step for state in states if not state.shrink)
     if len(steps) < 2 or steps != list(range(len(steps))):

@@ -496,7 +496,9 @@ def open_archive(path: str | Path, *, ladder: str | None = None) -> Archive:
     path = Path(path)
     manifest = layout.read_json(path / layout.MANIFEST)
     if manifest.get("schema") != layout.SCHEMA:
-        raise Mismatch(f"{path} has archive schema {manifest.get('schema')}, this casewise reads {layout.SCHEMA}")
+        raise Mismatch(
+            f"{path} has archive schema {manifest.get('schema')}, this casewise reads {layout.SCHEMA}; record again"
+        )
     try:
         from_plain(Manifest, manifest, str(path / layout.MANIFEST), "restore it or record again")
     except BadInput as error:

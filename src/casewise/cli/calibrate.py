@@ -26,13 +26,15 @@ def calibrate(
     archive: Path = typer.Argument(..., help="Archive of labelled calibration cases (from casewise record)."),
     policy: str = typer.Option("default", help="Policy to fit: {policies}, or package.module:Name."),
     out: Path = typer.Option(None, "--out", "-o", help="File to write; default: policy.json in the archive."),
-    mode: str = setting("union", help="How groups are used: union (all together), per-group or robust."),
+    mode: str = setting(
+        "union", help="Cut-points of groups: union (one for all), per-group, or robust (the lowest of all groups)."
+    ),
     percentiles: str = setting(None, help="medical (33.33/66.67) or driving (33/66); default: the design's."),
     coordinate: str = setting(
         None, help="Signal that cases are routed by, such as regions or -msp (higher is riskier)."
     ),
     budget_rule: str = setting("ha", help="fixed-k: rule that chooses k: ha, metric, ha-half-metric or ha-metric."),
-    tau_quantile: float = setting(0.5, help="tau-stop: quantile of the risk at the oracle step."),
+    tau_quantile: float = setting(0.5, help="tau-stop: quantile of the risk at the best step of each case."),
     hybrid: bool = setting(
         False, help="Add new cases to the calibration pool; cut-points then depend on the order of cases."
     ),
@@ -53,6 +55,9 @@ def calibrate(
     Example:
 
         casewise calibrate archive --policy default
+
+    default: if the archive has views or members, designs are compared on patients left out, and the best one that
+    passes all tests is fitted; else a router, which keeps the original mask where the largest changed region is large.
     """
     from casewise.archive.store import as_archive
     from casewise.core.errors import CasewiseWarning

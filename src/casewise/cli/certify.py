@@ -71,8 +71,8 @@ def certify(
         casewise certify archive --loss harmed --alpha 0.1
 
     Losses: ha is the share of the changed area that became worse; harmed, the share of cases whose metric falls by more
-    than --margin; dice, the mean fall of Dice; worse-voxels, the share of changed voxels that became wrong; surrogate,
-    for a region gate, the harmful part of what it accepts as a share of the whole edit.
+    than --margin; dice, the mean fall of Dice; worse-voxels, the share of changed voxels that became wrong; surrogate
+    (policy region-gate only), the accepted area that became worse, divided by the whole changed area.
 
     The command refuses where the bound would not be valid. --sample-size prints how many labelled patients a bound
     needs; with --set cases=N, the smallest risk that N patients can show. Exit code 1: nothing can be certified.
@@ -162,14 +162,14 @@ def _sample_size(alpha: float, delta: float, cases: int | None, *, as_json: bool
 
     found = planning.plan(alpha, delta, cases)
     words = [
-        f"To promise a risk of at most {alpha:g} you need at least (count patients, not scans or frames)",
-        f"  {found.crc_cases:4d} labelled patients in expectation (CRC)",
-        f"  {found.ltt_cases:4d} with probability {1 - delta:g} (LTT, loss harmed, one case each), if none has a loss",
+        f"To promise a risk of at most {alpha:g} you need at least this many labelled patients (not scans or frames):",
+        f"  {found.crc_cases:4d} for the mean risk (--method crc), if none is harmed",
+        f"  {found.ltt_cases:4d} with probability {1 - delta:g} (--method ltt, loss harmed, one case each), if none is",
         f"  {found.betting_cases:4d} the same for other losses, or with several cases each",
-        f"  {found.default_cases:4d} with probability {1 - delta:g} where the labels also choose the design "
-        "(certify --policy default: one half fits, the other tests)",
+        f"  {found.default_cases:4d} with probability {1 - delta:g}, if the labels also choose the design "
+        "(--policy default: one half fits, the other tests)",
         *(["\n" + _reach(found)] if found.cases is not None else []),
-        f"\n  alpha   CRC   LTT, harmed (delta {delta:g})   LTT, harmed (delta 0.05)",
+        f"\n  alpha   crc   ltt, harmed (delta {delta:g})   ltt, harmed (delta 0.05)",
     ]
     for level in planning.PLANNED:
         row = (planning.plan(level, delta), planning.plan(level, 0.05))
@@ -179,10 +179,10 @@ def _sample_size(alpha: float, delta: float, cases: int | None, *, as_json: bool
 
 def _reach(found: SampleSize) -> str:
     lines = [f"Your {pluralize(found.cases or 0, 'patient')} can promise"]
-    lines.append(f"  alpha >= {found.crc_alpha:.3f} in expectation (CRC)")
+    lines.append(f"  alpha >= {found.crc_alpha:.3f} for the mean risk (--method crc), if none is harmed")
     lines.append(
-        f"  alpha >= {found.ltt_alpha:.3f} with probability {1 - found.delta:g} (LTT, harmed), if none has any loss"
+        f"  alpha >= {found.ltt_alpha:.3f} with probability {1 - found.delta:g} (--method ltt, loss harmed), if none is"
     )
-    crc = "infeasible" if found.crc_budget is None else f"they may lose {found.crc_budget:.2f} in total"
-    ltt = "infeasible" if found.ltt_budget is None else f"{found.ltt_budget} of {found.cases} may be harmed"
-    return "\n".join([*lines, f"For alpha = {found.alpha:g}: CRC: {crc}; LTT: {ltt}."])
+    crc = "not possible" if found.crc_budget is None else f"their losses may add up to {found.crc_budget:.2f}"
+    ltt = "not possible" if found.ltt_budget is None else f"{found.ltt_budget} of {found.cases} may be harmed"
+    return "\n".join([*lines, f"For alpha = {found.alpha:g}: crc: {crc}; ltt: {ltt}."])

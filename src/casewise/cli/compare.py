@@ -80,9 +80,8 @@ def compare(
 
         casewise compare old_masks new_masks -l labels -o comparison
 
-    Exit code 0: accepted, or compared without a plan. 4: rejected by the plan. 5: cannot be decided with so few
-    patients. 3: some pair has a problem (no partner, another shape, ...) that --allow does not name. 2: the command
-    cannot be carried out.
+    Exit codes: 0 accepted, or compared without a plan, 2 wrong arguments or inputs, 3 a pair has a problem (no partner,
+    another shape, ...) that --allow does not name, 4 rejected by the plan, 5 too few patients to decide.
     """
     from tqdm import tqdm
 

@@ -130,7 +130,7 @@ class DeploymentOptions:
         help="Model of a deployment: its folder, if it was moved, or your own package.module:factory.",
     )
     objective: str | None = setting(
-        None, help="Your own method (package.module:Name) or members that the policy names."
+        None, help="If the policy names your own method or members: that package.module:Name or members:FOLDER."
     )
     controller: str | None = setting(None, help="Your own controller (package.module:Name), if the policy names one.")
     certificate: Path | None = setting(None, help="Certificate of this policy; another certificate is refused.")
@@ -276,7 +276,9 @@ class EngineOptions:
     jobs: int = typer.Option(1, "-j", help="Number of processes.")
     engine: str = setting("local", help="Where cases run: local or ray.")
     address: str | None = setting(None, help="Address of a Ray cluster; default: start Ray on this machine.")
-    timeout: float | None = setting(None, help="Seconds per case; after that predict writes the original mask.")
+    timeout: float | None = setting(
+        None, help="Seconds per case; a case that takes longer fails (predict: it gets the original mask)."
+    )
 
     def as_engine(self) -> Any:
         """Return the engine."""
@@ -371,7 +373,7 @@ SET = "Settings (--set NAME=VALUE, or a key in casewise.toml)"  # the last headi
 SECTIONS = {
     "Images": CaseOptions,
     "Model": ModelOptions,
-    "Candidates (views or updates)": AdaptationOptions,
+    "Candidates": AdaptationOptions,
     "Processes": EngineOptions,
     "Output": PrintingOptions,
 }
@@ -387,6 +389,7 @@ LISTS = {
     "metrics": "casewise.measure.metrics:METRICS",
     "losses": "casewise.judge.certificates.evidence:LOSSES",
     "monitors": "casewise.judge.monitors.watch:MONITORS",
+    "analyses": "casewise.study.analyses:ANALYSES",
 }
 """Registries whose names a help text lists: ``{views}`` is replaced by them when the help is shown."""
 

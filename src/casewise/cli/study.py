@@ -28,7 +28,7 @@ def study(
     policy: Path = typer.Option(None, "-p", "--policy", help="policy.json or its folder; default: CALIBRATION."),
     controller: str = setting(None, help="Your own controller (package.module:Name), if the policy names one."),
     out: Path = typer.Option(None, "--out", "-o", help="Folder for the report; default: EVALUATION/report."),
-    only: list[str] = typer.Option([], help="Run this analysis only; repeat for more. A wrong name prints all names."),
+    only: list[str] = typer.Option([], help="Run this analysis only: {analyses}; repeat for several."),
     other: list[str] = typer.Option(
         [],
         help="NAME=EVALUATION[,CALIBRATION]: another method on the same cases; of archives with several methods, "
@@ -44,7 +44,9 @@ def study(
     other_modality: Path = typer.Option(None, help="Archive of another modality, for the analysis 'scale'."),
     frozen: Path = typer.Option(None, help="An earlier policy whose design was fixed before this one."),
     images: Path = typer.Option(None, help="Images of the evaluation cases, for the pictures."),
-    include_first_step: bool = setting(False, help="Association of differences: include the change from M0 to step 1."),
+    include_first_step: bool = setting(
+        False, help="Correlate changes between steps from M0 on, instead of from step 1 on."
+    ),
     substitute: str = setting(
         "", help="Also run the matched controls with the masks of this method (fixed-4, tau-stop) for all kept cases."
     ),
@@ -68,8 +70,8 @@ def study(
     Reads two archives and a policy, replays every method, and writes one folder: report.html (one file, no network),
     results.json (every number at full precision), tables/ (CSV and LaTeX) and figures/ (SVG and PNG). An
     analysis whose inputs are missing says "not run", and what it needs. The report checks its sums; if they disagree,
-    nothing is written and the exit code is 1. Each study is written into the exposure ledger of the evaluation archive,
-    because it reads labels.
+    nothing is written and the exit code is 1. A study reads labels of evaluation cases, so it adds a line to the log of
+    such readings in their archive (exposures.jsonl).
     """
     from casewise.archive.store import open_archive
     from casewise.core.errors import BadInput, Refused

@@ -141,7 +141,7 @@ def read_csv(path: Path) -> list[dict[str, str]]:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
-        raise BadInput(f"there is no table at {path}") from None
+        raise BadInput(f"there is no table at {path}; name an existing CSV file") from None
     except UnicodeDecodeError:
         raise BadInput(f"{path} is not UTF-8; save it as CSV UTF-8") from None
     header = text.partition("\n")[0]

@@ -199,7 +199,9 @@ def label_numbers(objects: Iterable[MaskObject]) -> dict[str, int]:
     for one in given:
         for name, value in one.values.items():
             if numbers.setdefault(name, value) != value:
-                raise BadInput(f"{one.path.name} calls {name!r} label {value}, another file label {numbers[name]}")
+                raise BadInput(
+                    f"{one.path.name} calls {name!r} label {value}, another file label {numbers[name]}; use one number"
+                )
     following = max(numbers.values(), default=0) + 1
     for name in sorted({name for one in given for name in one.names.values()} - set(numbers)):
         numbers[name] = following
@@ -330,7 +332,7 @@ def _place(mask: Mask, grid: MaskGrid, segmentation: _Segmentation, numbers: Map
         held = segmentation.segment(number) if whole is None else whole == number
         part = np.flip(held, flips)[tuple(inside)]
         if int(np.count_nonzero(part)) < int(np.count_nonzero(held)):
-            raise BadInput(f"{about.path.name}: {name} reaches beyond the images of its series")
+            raise BadInput(f"{about.path.name}: {name} reaches beyond the images of its series; give the whole series")
         mask[tuple(into)][part] = numbers[name]
 
 

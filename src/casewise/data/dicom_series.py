@@ -383,7 +383,7 @@ def _check_size(case_id: str, slices: Sequence[Slice], headers: Sequence[Any], m
         packed = one.path.stat().st_size
         compressed = header.file_meta.TransferSyntaxUID.is_compressed
         if not compressed and packed < rows * columns * int(header.get("BitsAllocated", 16)) // 8:
-            raise BadInput(f"series {case_id}: {one.path.name} has {packed} bytes, less than its pixels: truncated")
+            raise BadInput(f"series {case_id}: {one.path.name} has {packed} bytes, less than its pixels; send it again")
 
 
 def _check_even(case_id: str, slices: Sequence[Slice]) -> None:

@@ -73,4 +73,4 @@ def _judged(path: Path, max_pixels: int) -> Iterator[Any]:
     except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
         raise UnsafeInput(f"{path.name} is a decompression bomb: {error}") from error
     except (UnidentifiedImageError, OSError, SyntaxError) as error:
-        raise BadInput(f"{path.name} cannot be read as {', '.join(FORMATS)}: {error}") from error
+        raise BadInput(f"{path.name} cannot be read as {', '.join(FORMATS)} ({error}); save it again") from error

@@ -143,7 +143,9 @@ def read_policy(path: str | Path, *, typed: str | None = None) -> Policy:
     try:
         plain = read_json(file, AGAIN)
         if plain.get("schema") != Policy.schema:
-            raise Mismatch(f"{file} has policy schema {plain.get('schema')}, this casewise reads {Policy.schema}")
+            raise Mismatch(
+                f"{file} has policy schema {plain.get('schema')}, this casewise reads {Policy.schema}; {AGAIN}"
+            )
         said = {name: value for name, value in plain.items() if name not in ("controller", "adaptation", "ladders")}
         check_names_no_code(said, where=str(file))  # the other three fields are checked where they are used
         policy = from_plain(Policy, {name: value for name, value in plain.items() if name != HASH}, str(file), AGAIN)

@@ -116,7 +116,7 @@ def opened(
     """Read the image with the model's own reader; also return a path for its mask; both are deleted afterwards."""
     ending = ending_of(body)
     if backbone.ending not in (None, ending):
-        raise BadInput(f"this model reads {backbone.ending}, but the body is {ending}")
+        raise BadInput(f"this model reads {backbone.ending}, but the body is {ending}; convert the image")
     with TemporaryDirectory(prefix="casewise-") as folder:
         path = Path(folder) / f"image{ending}"
         path.write_bytes(body)
@@ -313,9 +313,11 @@ class _Service:
             try:
                 body = await asyncio.wait_for(request.body(), self.settings.upload_s)
             except asyncio.TimeoutError:
-                raise HTTPException(408, f"the body took longer than {self.settings.upload_s:g} s") from None
+                raise HTTPException(
+                    408, f"the body took longer than {self.settings.upload_s:g} s; send it compressed (.nii.gz)"
+                ) from None
             if not body:
-                raise BadInput("the body is empty")
+                raise BadInput("the body is empty; send one image file")
             return await self.lane.run(lambda: job(body, deadline))
 
 

@@ -74,7 +74,7 @@ def _facts(path: Path) -> dict[str, str]:
         with safe_open(path, framework="pt") as file:
             return dict(file.metadata() or {})
     except (SafetensorError, OSError) as error:
-        raise BadInput(f"{path.name} is not a safetensors file: {error}") from error
+        raise BadInput(f"{path.name} is not a safetensors file ({error}); copy or convert it again") from error
 
 
 def _read_safetensors(path: Path) -> dict[str, Any]:
@@ -197,7 +197,7 @@ def load_weights(network: nn.Module, path: Path, *, trust: bool = False) -> None
         network.load_state_dict(weights)
     except RuntimeError as error:
         few = " ".join(line.strip() for line in str(error).splitlines()[1:4])[:300]
-        raise BadInput(f"{path.name} does not match the network: {few}") from error
+        raise BadInput(f"{path.name} does not match the network: {few}; name the weights of this network") from error
 
 
 def convert_checkpoint(path: Path, *, trust: bool = False) -> Path:

@@ -132,7 +132,9 @@ class NnUNet:
             with quiet():
                 image, properties = reader.read_images([str(path) for path in files.images])
         except Exception as error:
-            raise BadInput(f"{type(reader).__name__} cannot read case {files.id}: {in_one_line(error)}") from error
+            raise BadInput(
+                f"{type(reader).__name__} cannot read case {files.id} ({in_one_line(error)}); export it again"
+            ) from error
         spacing = tuple(float(size) for size in properties["spacing"])
         case = Case(files.id, image, spacing, files.group, files.cluster, files.split)
         check_image(case, channels=self.expects.channels)
@@ -146,7 +148,9 @@ class NnUNet:
             with quiet():
                 label = reader.read_seg(str(path))[0][0]
         except Exception as error:
-            raise BadInput(f"{type(reader).__name__} cannot read label {path.name}: {in_one_line(error)}") from error
+            raise BadInput(
+                f"{type(reader).__name__} cannot read label {path.name} ({in_one_line(error)}); save it again"
+            ) from error
         return np.asarray(np.rint(label), dtype=np.int32)
 
     def prepare(self, case: Case) -> Prepared:
@@ -333,7 +337,9 @@ def _member(
     try:
         network.load_state_dict(weights)
     except RuntimeError as error:
-        raise BadInput(f"the checkpoint does not match the plans of {folder.name}: {in_one_line(error)}") from error
+        raise BadInput(
+            f"the checkpoint does not match the plans of {folder.name} ({in_one_line(error)}); copy both from one model"
+        ) from error
     return network.to(torch.device(device)).eval()
 
 

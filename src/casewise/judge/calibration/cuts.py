@@ -59,7 +59,9 @@ def checked(values: Any, *, what: str = "cut-points") -> Floats:
     if len(array) < FEWEST:
         raise TooFewCases(f"{what} need at least {FEWEST} calibration cases, got {len(array)}; record {FEWEST} or more")
     if not np.isfinite(array).all():
-        raise NotFinite(f"{int((~np.isfinite(array)).sum())} of {len(array)} calibration values are not finite")
+        raise NotFinite(
+            f"{int((~np.isfinite(array)).sum())} of {len(array)} calibration values are not finite; leave the cases out"
+        )
     return array
 
 

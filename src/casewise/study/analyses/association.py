@@ -389,8 +389,8 @@ def _auroc_table(study: Study, ranked: Finding) -> Table:
         "harm": "AUROC for top-tertile HA [95 %]",
     }
     caption = (
-        f"Targets at {study.reference}. Higher means riskier for every signal but MSP, which is inverted. Intervals by "
-        f"Newcombe's method from the numbers of {UNIT[1]} of either kind."
+        f"Both targets are those of {study.reference}. A higher signal means more risk, except MSP. Intervals by "
+        f"Newcombe's method from the numbers of {UNIT[1]} with and without the target."
     )
     keys = "signal worse harm n"
     return show("auroc", "Ranking the cases", cells, keys, heads=heads, caption=caption, paper="tab:app-auroc")
