@@ -284,13 +284,13 @@ def refusal(alpha: float, units: int, floor: float, needed: int, unit: str, *, h
     in_all = f" to test, and as many to fit: {2 * needed} in all" if halved else ""
     if units >= needed:
         return (
-            f"Nothing is certified: {units} labelled {unit} could support alpha >= {floor:.3f}, but the harm that "
-            f"they show leaves no room for alpha = {alpha:g}. Every case is rolled back to M0. Choose a gentler "
-            f"adaptation, a larger alpha, or gather more than {units}."
+            f"Nothing is certified: {units} labelled {unit} are enough for alpha >= {floor:.3f}, but they show too "
+            f"much harm for alpha = {alpha:g}. Every case is rolled back to M0. Choose a gentler adaptation, a larger "
+            f"alpha, or label more than {units}."
         )
     return (
-        f"Nothing is certified: {units} labelled {unit} support alpha >= {floor:.3f}, got {alpha:g}. "
-        f"Every case is rolled back to M0. At least {needed} labelled ones are needed for alpha = {alpha:g}{in_all}."
+        f"Nothing is certified: {units} labelled {unit} are enough for alpha >= {floor:.3f}, and {alpha:g} was asked "
+        f"for, which needs at least {needed}{in_all}. Every case is rolled back to M0."
     )
 
 
