@@ -188,9 +188,17 @@ def test_a_label_that_lies_elsewhere_is_refused_before_anything_is_learned(tmp_p
     assert not (tmp_path / "out" / "tuned").exists()
 
 
-@pytest.mark.parametrize("wrong", [{"views": "mr"}, {"views": "mri", "propose": ["views:mr"]}])
-def test_a_wrong_name_of_views_is_refused_before_anything_is_learned(wrong, tmp_path):
-    with pytest.raises(UnknownName, match="Did you mean 'mri'"):
+@pytest.mark.parametrize(
+    ("wrong", "meant"),
+    [
+        ({"views": "mr"}, "mri"),
+        ({"propose": ["views:mr"]}, "mri"),
+        ({"propose": ["x=tentt"]}, "tent"),
+        ({"promise": 0.5, "loss": "harm"}, "harmed"),
+    ],
+)
+def test_a_wrong_name_is_refused_before_anything_is_learned(wrong, meant, tmp_path):
+    with pytest.raises(UnknownName, match=f"Did you mean '{meant}'"):
         casewise.fit(phantom_cardiac(), *hearts(6), out=tmp_path / "out", jobs=1, **wrong)
     assert not (tmp_path / "out").exists()
 

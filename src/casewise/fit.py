@@ -36,6 +36,7 @@ from casewise.judge.calibration.calibrate import calibrate
 from casewise.judge.calibration.cuts import FEWEST
 from casewise.judge.calibration.designs import Deployed
 from casewise.judge.certificates.certificate import Certificate
+from casewise.judge.certificates.evidence import LOSSES
 from casewise.judge.certificates.split import PromiseSplit, certify_held_out, split_for_promise
 from casewise.judge.controllers.metadata import metadata_of
 from casewise.judge.outcomes import outcomes
@@ -144,7 +145,7 @@ def fit(
         >>> deployment = casewise.fit("MODEL", "images/", "labels/", out="deployment/")  # doctest: +SKIP
         >>> print(deployment.summary())  # doctest: +SKIP
     """
-    began = time.monotonic()
+    began, loss = time.monotonic(), LOSSES[loss]
     given = as_model(model)
     backbone = loaded(given)
     folder = Path(tempfile.mkdtemp(prefix="casewise-fit-")) if out is None else Path(out)
@@ -253,7 +254,7 @@ class _Fit:
     def __post_init__(self) -> None:
         for how in self._proposers(self.propose, self.folder if self.tuning else None).values():
             if not how.crossfit:
-                how.horizon(self.backbone)  # a wrong name ends the run here, before anything is learned
+                how.binding(self.backbone)  # a wrong name ends the run here, before anything is learned
 
     def run(
         self, learners: Sequence[Labelled], aside: Sequence[Labelled], split: PromiseSplit | None, *, copy_model: bool

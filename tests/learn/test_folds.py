@@ -113,7 +113,7 @@ def test_workers_find_the_same_weights_and_tell_their_progress(tmp_path):
     ).read()  # fmt: skip
     for one, other in zip(alone.folds, both.folds, strict=True):
         assert all(torch.equal(one.values[name], other.values[name]) for name in one.values)
-    assert sorted(told) == [(fold, update) for fold in (0, 1) for update in (1, 2, 3)]
+    assert sorted(told) == [(fold, update) for fold in (0, 1) for update in (0, 1, 2, 3)]
 
 
 @pytest.mark.slow
@@ -148,9 +148,16 @@ def test_a_killed_run_continues_with_the_folds_that_are_missing(tmp_path):
         tiny_backbone(), cases, labels, patients, tuning, folder=tmp_path, workers=1,
         on_progress=lambda fold, update, loss: told.append(fold),
     )  # fmt: skip
-    assert (told.count(0), told.count(1)) == (1, 20)
+    assert (told.count(0), told.count(1)) == (1, 21)
     assert (tmp_path / "fold-0.safetensors").stat().st_mtime_ns == first
     assert len(made.read().folds) == 2
+
+
+def test_a_label_that_was_refused_can_be_corrected_in_the_same_folder(tmp_path):
+    cases, labels, patients = cohort(4)
+    with pytest.raises(BadInput, match="holds 9"):
+        cross_fit(TinyModel(), cases, [label * 9 for label in labels], patients, FAST, folder=tmp_path, workers=1)
+    assert cross_fit(TinyModel(), cases, labels, patients, FAST, folder=tmp_path, workers=1).read().folds
 
 
 def test_another_run_in_the_same_folder_is_refused(tmp_path):

@@ -81,7 +81,7 @@ def _what_was_seen(network: nn.Module, selection: Selection) -> str:
     seen = [f"{name or 'the network itself'} ({_kind(layer)})" for name, layer in norm_layers(network)]
     listed = ", ".join(seen[:12]) + (f" and {len(seen) - 12} more" if len(seen) > 12 else "")
     return (
-        f"'{selection}' selects no parameter of {type(network).__name__}; normalization layers seen: "
+        f"'{selection if isinstance(selection, str) else ', '.join(selection)}' selects no parameter of {type(network).__name__}; normalization layers seen: "
         f"{listed or 'none'}; pass parameters='all', names or patterns"
     )
 

@@ -43,7 +43,7 @@ def fit(
         help="Promise that at most this share of new cases is harmed, such as 0.2; some patients are set aside to "
         "certify it.",
     ),
-    loss: str = typer.Option("harmed", help="Loss that --promise bounds: harmed, ha or dice."),
+    loss: str = typer.Option("harmed", help="Loss that --promise bounds: {losses}."),
     measures: Path = typer.Option(None, help="measures.toml: clinical measures such as the ejection fraction."),
     learning_curve: bool = typer.Option(
         True, "--learning-curve/--no-learning-curve", help="Estimate the gain with half of the labelled patients."

@@ -86,12 +86,12 @@ class Progress(AbstractContextManager["Progress"]):
         said = f"{self.title}: " * bool(self.title) + f"{self.done} of {pluralize(self.total, self.unit)}"
         if self.done >= self.total:
             return f"{said}, {in_words(now - self._began)} in all"
-        later = self.done - self._first - 1  # the first one also loads the model, so it is timed only while it is alone
-        each = (now - self._first_at) / later if later > 0 else now - self._began
+        later = self.done - self._first - 1  # the first one also loads the model, so it is not timed
+        each = (now - self._first_at) / max(later, 1)
         before, counted = self._marks[-RECENT:][0]
         if len(self._marks) > RECENT and self.done > counted:  # the machine may have become slower or faster
             each = (now - before) / (self.done - counted)
-        return f"{said}, about {in_words(each * (self.total - self.done))} left" if later > 0 or each >= 1 else said
+        return f"{said}, about {in_words(each * (self.total - self.done))} left" if later > 0 else said
 
     def _echo(self, line: str) -> None:
         if self._bar is not None:

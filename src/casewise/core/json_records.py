@@ -35,14 +35,19 @@ def read_json(path: Path, remedy: str = "make it again") -> dict[str, Any]:
     return found
 
 
+BEGUN = ("lock", "plan.json", "folds.json")  # files of a run that has made nothing yet
+
+
 def begin_or_continue(file: Path, options: Mapping[str, Any]) -> bool:
     """Write the options of a run into a file; True if an earlier run with the same options did so.
+
+    An earlier run that was refused before it made anything is forgotten, so that its options can be corrected.
 
     Raises:
         Mismatch: If the earlier run had other options.
     """
     plain = json.loads(json_text(options, default=list))
-    if not file.is_file():
+    if not file.is_file() or not any(path.is_file() and path.name not in BEGUN for path in file.parent.rglob("*")):
         write_json(file, plain)
         return False
     there = read_json(file)

@@ -36,7 +36,7 @@ from casewise.learn.tuning import Tuning, tune
 FEWEST, MANY = 4, 10  # patients: fewer than the first are refused, from the second on there are five folds
 
 OnFold = Callable[[int, int, float], None]
-"""Called after every update with the fold, the number of its updates and the loss."""
+"""Called before the first and after every update with the fold, the number of its updates and the loss."""
 
 
 @dataclass(frozen=True)
@@ -150,6 +150,7 @@ def cross_fit(
         own = replace(tuning, seed=seed_of(tuning.seed, f"fold-{number}") % 2**32)
         data = [cases[i] for i in mine], [labels[i] for i in mine]
         jobs.append(_Job(model, *data, own, folder, number, out, used))
+        told(number, 0, 0.0)
     count = min(workers or cores(), max(1, len(jobs)))
     if count == 1 or needs_script(jobs[0]):  # a network that is defined in the user's script is tuned in this process
         for job in jobs:

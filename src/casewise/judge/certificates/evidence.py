@@ -16,6 +16,7 @@ from casewise.archive.store import Archive
 from casewise.core.durable import text_sha256
 from casewise.core.errors import BadInput, Overlap, Refused, TooFewCases
 from casewise.core.records import Decision, Policy
+from casewise.core.registry import Registry
 from casewise.core.text import UNIT, pluralize
 from casewise.judge import policy as policies
 from casewise.judge.controllers.metadata import metadata_of
@@ -107,7 +108,7 @@ def rollback_table(
     return LossTable(cluster_rows(h[:, None] * kept, clusters, within), cuts, kept.mean(axis=0))
 
 
-LOSSES = ("ha", "harmed", "dice", "worse-voxels")
+LOSSES = Registry("loss", {name: name for name in ("ha", "harmed", "dice", "worse-voxels")})
 """What can be certified of a router; each is defined for every labelled case (docs/explanation/certificates.md)."""
 
 
