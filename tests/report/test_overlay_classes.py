@@ -17,6 +17,8 @@ from casewise.render.mask_pictures import (
     _busiest,
     _panels,
     _wrapped,
+    as_rgb,
+    edits_over,
     legend,
     overlay_png,
     painted,
@@ -145,3 +147,10 @@ def test_a_report_paints_the_road_where_0_is_a_class() -> None:
     assert [name for name, _ in organ.legend] == ["thing"]
     unnamed = painted(mask, view, classes=Classes({}, background=False))
     assert unnamed.tolist() != painted(mask, view).tolist()
+
+
+def test_a_change_that_was_not_used_can_be_seen_on_a_grey_image() -> None:
+    source, adapted = np.zeros((4, 4), np.uint8), np.eye(4, dtype=np.uint8)
+    drawn = edits_over(as_rgb(np.full((4, 4), 150, np.uint8)), Preview(np.zeros((4, 4)), source, adapted, source, None))
+    assert np.ptp(drawn[0, 0].astype(int)) > 100  # a color
+    assert (drawn[0, 1] == 150).all()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -81,3 +82,11 @@ def test_the_poorest_estimate_is_checked_first() -> None:
     page = prediction_page(entries, FACTS)
     places = [page.index(f'<li><a href="#{name}">') for name in ("c", "b", "a")]
     assert places == sorted(places)
+
+
+def test_a_reason_names_classes_not_their_numbers() -> None:
+    said = f"{OUTSIDE}: the model's own mask is unlike its masks of the labelled images: brightness of label 3 is -0.8"
+    one = replace(entry("a", flagged=True), notes=(said,))
+    page = prediction_page([one], {**FACTS, "classes": {3: "right ventricle"}})
+    assert "brightness of right ventricle is -0.8" in page
+    assert "label 3" not in page

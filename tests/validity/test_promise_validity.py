@@ -52,7 +52,7 @@ def test_too_few_patients_are_refused_with_the_number_that_is_needed():
         split_for_promise([f"p{k}" for k in range(12)], 0.1)
     split = split_for_promise([f"p{k}" for k in range(13)], 0.1)
     assert (len(split.learning), len(split.certifying)) == (4, 9)
-    assert "nothing but M0 is deployed unless 5 patients learn" in split.sentence()  # no test over four can pass
+    assert "if fewer than 5 patients learn" in split.sentence()  # no test over four can pass
     assert "unless" not in split_for_promise([f"p{k}" for k in range(14)], 0.1).sentence()
     assert not set(split.learning) & set(split.certifying)
     assert len(split_for_promise([f"p{k}" for k in range(40)], 0.1).certifying) == 19

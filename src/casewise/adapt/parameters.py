@@ -80,9 +80,10 @@ def _matching(named: dict[str, nn.Parameter], selection: Selection) -> set[str]:
 def _what_was_seen(network: nn.Module, selection: Selection) -> str:
     seen = [f"{name or 'the network itself'} ({_kind(layer)})" for name, layer in norm_layers(network)]
     listed = ", ".join(seen[:12]) + (f" and {len(seen) - 12} more" if len(seen) > 12 else "")
+    named = selection if isinstance(selection, str) else ", ".join(selection)
     return (
-        f"'{selection if isinstance(selection, str) else ', '.join(selection)}' selects no parameter of {type(network).__name__}; normalization layers seen: "
-        f"{listed or 'none'}; pass parameters='all', names or patterns"
+        f"'{named}' selects no parameter of {type(network).__name__}; normalization layers seen: {listed or 'none'}; "
+        "pass parameters='all', names or patterns"
     )
 
 

@@ -74,9 +74,10 @@ def _apply(folder: Path, out: Path | None, *, as_json: bool) -> None:
     for one in (one for one in done if one.overruled):
         warn(f"{one.case}: reviewers disagree, the last counts: {one.why}; before: {one.overruled}")
     names = {"deployed": "as written by predict", "m0": "original", "adapted": "new", "none": "without a mask"}
+    people = sum(bool(one.reviewer) for one in done)
     counted = ", ".join(f"{taken[name]} {said}" for name, said in names.items() if taken[name])
     answer(
-        f"{pluralize(len(done), 'case')}: {counted}.\nMasks: {out}\nWho decided what: {out / APPLIED}",
+        f"{pluralize(len(done), 'case')}, {people} reviewed: {counted}.\nMasks: {out}\nDecisions: {out / APPLIED}",
         {"taken": taken, "open": {one.case: one.why for one in done if one.open}, "log": out / APPLIED},
         as_json=as_json,
     )

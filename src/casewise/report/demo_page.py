@@ -91,8 +91,8 @@ class DemoFacts:
             f"images and {m0['dice']:.3f} on {n} new hearts from another scanner.",
             f"{self._views()} casewise fit tuned the model on {learners} labelled hearts, compared "
             f"{len(compared['rows'])} ways and chose {design_words(compared['chosen'])}: {ours['dice']:.3f}.",
-            f"{self._harm()} Without labels, casewise flags {flagged} of {n} hearts for a person to check and "
-            f"keeps the original mask of {back}; of {pluralize(len(third), 'heart')} of a third scanner it keeps the "
+            f"{self._harm()} Without labels, casewise flags {flagged} of {n} hearts for a person to check and keeps the "
+            f"original mask of {back or 'none'}; of {pluralize(len(third), 'heart')} of a third scanner it keeps the "
             f"original mask of {held} and flags {'it' if held == 1 else 'them'}, as unlike the labelled hearts.",
             self._promise(ours["lost"], n),
         ]
@@ -105,14 +105,14 @@ class DemoFacts:
         return f"Views (the same model on transformed images) recover some of the loss: {views:.3f}. {more}"
 
     def _harm(self) -> str:
-        """Return how many hearts each way makes worse, because the mean does not show it."""
-        others = [
-            f"with the {said} alone {self.row(way)['lost'] or 'none'}"
-            for way, said in WAYS.items()
-            if way in self.same[0].dice
-        ]
-        ours = self.row("deployed")["lost"] or "None"
-        return f"{ours} of {len(self.same)} hearts lose more than a point of Dice (0.01); {', '.join(others)}."
+        """Return for each way how many hearts it makes worse and its mean gain, because one does not show the other."""
+        ours = self.row("deployed")
+        others = "".join(
+            f"; with the {said} alone {row['lost'] or 'none'}, for {row['gain']:+.3f}"
+            for said, row in ((said, self.row(way)) for way, said in WAYS.items() if way in self.same[0].dice)
+        )
+        lost = f"{ours['lost'] or 'None'} of {len(self.same)} hearts lose more than a point of Dice (0.01)"
+        return f"{lost}, for a mean gain of {ours['gain']:+.3f}{others}."
 
     def _promise(self, lost: int, n: int) -> str:
         if self.certificate is None:

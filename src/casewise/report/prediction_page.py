@@ -5,6 +5,7 @@ The page loads nothing from anywhere but its own folder, and everything that cam
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from math import inf
 from typing import Any
@@ -37,7 +38,9 @@ def prediction_page(entries: Sequence[PredictedCase], facts: Mapping[str, Any]) 
     """
     background = bool(facts.get("background", True))
     metric = "Dice" if background else "mIoU"
-    rows = sorted((_row(entry, metric) for entry in entries), key=lambda row: (row["rank"], row["case"]))
+    rows = sorted(
+        (_row(entry, metric, facts.get("classes", {})) for entry in entries), key=lambda row: (row["rank"], row["case"])
+    )
     scores, key = facts["scores"], "Dice" if background else "IoU"
     return render_page(
         "prediction.html.j2",
@@ -59,7 +62,7 @@ def _counts(rows: Sequence[Mapping[str, Any]]) -> str:
     return f"{pluralize(len(rows), 'case')}: {', '.join(parts)}" if rows else "No case"
 
 
-def _row(entry: PredictedCase, metric: str) -> dict[str, Any]:
+def _row(entry: PredictedCase, metric: str, classes: Mapping[int, str]) -> dict[str, Any]:
     decision, last = entry.decision, max(filter(str.isdigit, entry.signals), key=int, default="")
     signals = entry.signals.get(last, {})
     shown = {name: signals[name] for name in SIGNALS if name in signals}
@@ -74,8 +77,8 @@ def _row(entry: PredictedCase, metric: str) -> dict[str, Any]:
         "mask": NONE if not entry.has_output else ORIGINAL if kept else NEW,
         "changed": _changed(entry),
         "quality": _quality(entry, metric),
-        "why": _why(entry, metric) if flagged or entry.status != "done" else "",
-        "warnings": list(entry.warnings),
+        "why": _named(_why(entry, metric), classes) if flagged or entry.status != "done" else "",
+        "warnings": [_named(said, classes) for said in entry.warnings],
         "measures": [measure_text(name, found) for name, found in entry.measures.items()],
         "details": [
             *([("decision", decision.reason)] if decision and decision.reason else ()),
@@ -87,6 +90,11 @@ def _row(entry: PredictedCase, metric: str) -> dict[str, Any]:
         ],
         "overlay": next((path for path in entry.outputs if path.endswith(f"overlays/{entry.case}.png")), None),
     }  # fmt: skip
+
+
+def _named(said: str, classes: Mapping[int, str]) -> str:
+    """Write names of classes for their numbers."""
+    return re.sub(r"(?<=of )label (\d+)", lambda found: classes.get(int(found[1]), found[0]), said)
 
 
 def _changed(entry: PredictedCase) -> str:

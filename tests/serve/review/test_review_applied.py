@@ -113,7 +113,7 @@ def test_the_command_says_what_is_open(predictions, tmp_path):
     result = CliRunner().invoke(app, ["review", str(out), "--apply", "-o", str(tmp_path / "chosen")])
     assert result.exit_code == 3  # one case has no output
     assert "! kept is open: Ada flagged it" in result.output
-    assert "4 cases: 3 as written by predict, 1 without a mask." in result.output
+    assert "4 cases, 1 reviewed: 3 as written by predict, 1 without a mask." in result.output
 
 
 def test_a_case_with_two_wrong_masks_gets_none_and_is_named_for_contouring(predictions, tmp_path):

@@ -105,7 +105,7 @@ def split_for_promise(patients: Iterable[str], alpha: float) -> PromiseSplit:
 
 def _too_few_to_adopt(learning: int) -> str:
     few = learning < (least := patients_for_chance())
-    return f"; nothing but M0 is deployed unless {least} {UNIT[1]} learn" * few
+    return f"; if fewer than {least} {UNIT[1]} learn, the model's own masks stay in use" * few
 
 
 def certify_held_out(

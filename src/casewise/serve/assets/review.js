@@ -17,7 +17,7 @@ function made(tag, options = {}, ...children) {
 }
 
 async function ask(address, options) {
-  const answer = await fetch(address, options);
+  const answer = await fetch(address, options).catch(() => { throw new Error("the server of this page does not answer; start casewise review again and open the new address (earlier decisions are in the log)"); });
   const content = await answer.json();
   if (!answer.ok) throw Object.assign(new Error(content.error), { review: content.review });
   return content;
@@ -113,12 +113,13 @@ function showFacts() {
   const tags = [[detail.group, ""], [detail.status === "done" ? null : detail.status, detail.status], [ACTIONS[detail.action] || detail.action, ""]].filter(([text]) => text);
   element("tags").replaceChildren(...tags.map(([text, kind]) => made("span", { className: `tag ${kind}`, textContent: text })));
   element("quality").textContent = detail.quality === null ? "" : `Estimated ${state.metric} about ${detail.quality.toFixed(2)}${detail.quality_low === null ? "" : `, at least ${detail.quality_low.toFixed(2)}`}.`;
-  element("reason").textContent = detail.reason;
+  const named = (text) => text.replace(/of label (\d+)/g, (found, value) => (state.classes.has(Number(value)) ? `of ${state.classes.get(Number(value))}` : found));
+  element("reason").textContent = named(detail.reason);
   element("edit-said").textContent = "";
   element("edit-commands").replaceChildren();
   element("edit").disabled = !detail.has_masks;
-  const warnings = [detail.error, ...(detail.warnings || [])].filter(Boolean);
-  element("warnings").replaceChildren(...warnings.map((text) => made("li", { textContent: text })));
+  const warnings = [detail.error, ...(detail.warnings || [])].filter((text) => text && !(detail.reason && text.includes(detail.reason)));
+  element("warnings").replaceChildren(...warnings.map((text) => made("li", { textContent: named(text) })));
   element("overlay").hidden = !detail.overlay || Object.keys(detail.states).length > 0;
   if (!element("overlay").hidden) element("overlay").src = `overlay/${encodeURIComponent(detail.id)}`;
   element("region-title").hidden = detail.shape === null;
@@ -174,7 +175,7 @@ function showRegions() {
   const note = detail.state == null
     ? (detail.shape ? "The new mask was not saved: predict with --set save-candidates=true to compare it with the original." : "")
     : detail.total === 0 && detail.crumbs ? `Only places too small to list changed, ${detail.area} ${detail.area === 1 ? "voxel" : "voxels"} in all.`
-    : `${detail.area} voxels changed, in ${detail.total} ${detail.total === 1 ? "place" : "places"}${detail.crumbs ? `; ${detail.crumbs} of them in places too small to list` : ""}.`
+    : `The original and the new mask differ in ${detail.area} voxels, in ${detail.total} ${detail.total === 1 ? "place" : "places"}${detail.crumbs ? `; ${detail.crumbs} voxels lie in places too small to list` : ""}.${detail.action === "rollback" ? " The new mask was not written." : ""}`
       + (regions.length < detail.total ? ` The first ${regions.length} are listed.` : "");
   element("region-note").textContent = note;
   element("region-box").hidden = regions.length === 0;
@@ -317,6 +318,7 @@ async function begin() {
   state.cases = found.cases;
   state.metric = found.metric;
   viewer.background = found.background;
+  state.classes = new Map(found.classes.map((one) => [one.value, one.name]));
   viewer.colors = new Map(found.classes.map((one) => [one.value, one.color]));
   element("legend").replaceChildren(...found.classes.map((one) => {
     const chip = made("i", {});
