@@ -20,6 +20,7 @@ from casewise.adapt.networks import phantom_cardiac
 from casewise.adapt.snapshot import fingerprint
 from casewise.core.durable import file_lock
 from casewise.core.errors import BadInput, Mismatch, Refused, TooFewCases, UnknownName, UnsafeInput
+from casewise.core.records import Case
 from casewise.data.phantom import cardiac_cohort
 from casewise.deployment.saved import DEPLOYMENT, is_deployment
 from casewise.fit import labelled_cases
@@ -405,3 +406,12 @@ def test_training_that_ends_in_nan_leaves_views_and_m0_and_says_so(tmp_path):
     assert "tuned" not in deployment.policy.ladders
     image, _ = DISCS[7]
     assert deployment.predict(image).status == "done"
+
+
+@pytest.mark.parametrize(("ids", "asked"), [(["p1_ED", "p1_ES", "p2_ED"], True), (["x_1", "x_2", "x_3"], False)])
+def test_scans_that_may_be_of_one_patient_are_named(ids, asked, tmp_path):
+    images, labels = hearts(3)
+    cases = [Case(name, image) for name, image in zip(ids, images, strict=True)]
+    _, (said,) = labelled_cases(phantom_cardiac(), cases, labels, None, keep=tmp_path)
+    assert "every case counts as one" in said
+    assert ("are p1_ED and p1_ES one patient?" in said) is asked

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -558,9 +559,12 @@ def labelled_cases(
         and patients is None
         and not any(isinstance(one.case, CaseFiles) and one.case.cluster for one in found)
     ):
+        stems = Counter(one.id.rpartition("_")[0] for one in found)
+        alike = [one.id for one in found if stems[one.id.rpartition("_")[0]] > 1 and 1 < len(stems) < len(found)][:2]
         notes.append(
-            "no patient is named, so every case counts as one; if patients have several cases, name them in a "
-            "table with the columns case and cluster (cases.csv beside the images, or --groups)"
+            f"no patient is named, so every case counts as one; if patients have several cases"
+            f"{f' (are {alike[0]} and {alike[1]} one patient?)' if alike else ''}, name them in a table with the "
+            "columns case and cluster (cases.csv beside the images, or --groups)"
         )
     return found, notes
 

@@ -91,9 +91,9 @@ class DemoFacts:
             f"images and {m0['dice']:.3f} on {n} new hearts from another scanner.",
             f"{self._views()} casewise fit tuned the model on {learners} labelled hearts, compared "
             f"{len(compared['rows'])} ways and chose {design_words(compared['chosen'])}: {ours['dice']:.3f}.",
-            f"{self._harm()} Without labels, casewise flags {flagged} of {n} hearts for a person to check and keeps the "
-            f"original mask of {back or 'none'}; of {pluralize(len(third), 'heart')} of a third scanner it keeps the "
-            f"original mask of {held} and flags {'it' if held == 1 else 'them'}, as unlike the labelled hearts.",
+            f"{self._harm()} Without labels, casewise flags {flagged} of {n} hearts for a person to check and keeps "
+            f"the original mask of {back or 'none'}; of {pluralize(len(third), 'heart')} of a third scanner it keeps "
+            f"the original mask of {held} and flags {'it' if held == 1 else 'them'}, as unlike the labelled hearts.",
             self._promise(ours["lost"], n),
         ]
 
