@@ -156,8 +156,8 @@ def test_a_killed_run_continues_with_the_folds_that_are_missing(tmp_path):
 def test_a_label_that_was_refused_can_be_corrected_in_the_same_folder(tmp_path):
     cases, labels, patients = cohort(4)
     with pytest.raises(BadInput, match="holds 9"):
-        cross_fit(TinyModel(), cases, [label * 9 for label in labels], patients, FAST, folder=tmp_path, workers=1)
-    assert cross_fit(TinyModel(), cases, labels, patients, FAST, folder=tmp_path, workers=1).read().folds
+        cross_fit(tiny_backbone(), cases, [label * 9 for label in labels], patients, FAST, folder=tmp_path, workers=1)
+    assert cross_fit(tiny_backbone(), cases, labels, patients, FAST, folder=tmp_path, workers=1).read().folds
 
 
 def test_another_run_in_the_same_folder_is_refused(tmp_path):

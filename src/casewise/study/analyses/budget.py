@@ -300,6 +300,7 @@ def _panel_methods(axis: Any, methods: pd.DataFrame, ours: frozenset[str], metri
         axis.text(ha, place, f"  {ha:.3f}   {metric} {value:.3f}", va="center", fontsize=8, color=INK)
     axis.set_yticks(list(where), list(methods["method"]))
     axis.set_xlim(0, max(0.02, float(methods["ha"].max()) * 1.6))
+    axis.xaxis.set_major_locator(MaxNLocator(4))
     axis.set(xlabel="HA (lower is safer)", title="B  harm that each method accepts")
     axis.grid(visible=False, axis="y")
 
