@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import casewise
 
 ROOT = Path(__file__).parent.parent
@@ -74,6 +76,14 @@ def added_to(tree: Path) -> None:
         path.write_text(text, encoding="utf-8")
 
 
+def with_additions(tree: Path) -> dict[str, str]:
+    """Copy the source, add the examples, and return the environment in which Python imports the copy."""
+    shutil.copytree(Path(casewise.__file__).parent, tree / "src" / "casewise", ignore=shutil.ignore_patterns("*.pyc"))
+    added_to(tree)
+    paths = [tree / "src", ROOT / "tests", ROOT / "examples"]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))}
+
+
 def test_every_kind_of_addition_is_shown() -> None:
     assert len(FILES) == len(LINES) == 7
 
@@ -88,13 +98,17 @@ def test_the_examples_pass_the_checks_of_form(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stdout
 
 
+@pytest.mark.whole
+def test_the_contract_tests_find_what_was_added(tmp_path: Path) -> None:
+    environment = with_additions(tmp_path)
+    tests = [ROOT / "tests" / "contracts", ROOT / "tests" / "adapt" / "test_objective_list.py"]
+    command = [sys.executable, "-m", "pytest", "-p", "no:xdist", "-k", "calm or negative or small-edits", *tests]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stdout[-3000:]
+
+
 def test_what_is_added_as_printed_is_in_commands_calibration_report_and_archives(tmp_path: Path) -> None:
-    shutil.copytree(
-        Path(casewise.__file__).parent, tmp_path / "src" / "casewise", ignore=shutil.ignore_patterns("*.pyc")
-    )
-    added_to(tmp_path)
-    paths = [tmp_path / "src", ROOT / "tests", ROOT / "examples"]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))}
+    environment = with_additions(tmp_path)
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=500
     )

@@ -14,7 +14,7 @@ from casewise.run.record_folder import record_folder
 
 
 def test_recording_refuses_a_metric_that_nothing_could_score(tmp_path):
-    with pytest.raises(UnknownName, match=r"no metric is called 'hd95'\. Known: dice, miou"):
+    with pytest.raises(UnknownName, match="no metric is called 'hd95'"):
         record_folder(None, None, tmp_path / "archive", metric="hd95")
     with pytest.raises(UnknownName, match="no metric is called 'hd95'"):
         import_(masks=tmp_path, labels=None, out=tmp_path / "archive", signals=None, groups=None, metric="hd95")
