@@ -9,8 +9,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 import casewise
 
 ROOT = Path(__file__).parent.parent
@@ -98,7 +96,6 @@ def test_the_examples_pass_the_checks_of_form(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.whole
 def test_the_contract_tests_find_what_was_added(tmp_path: Path) -> None:
     environment = with_additions(tmp_path)
     tests = [ROOT / "tests" / "contracts", ROOT / "tests" / "adapt" / "test_objective_list.py"]
