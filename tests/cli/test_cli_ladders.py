@@ -418,7 +418,7 @@ def test_a_policy_of_several_ladders_is_studied_beside_each_of_them(worlds: Path
     decided = replay(archive, policy)
     assert "tent" in {one.state.ladder for one in decided}  # another ladder than the one in view
     view, calibration = archive.ladder("backwards"), open_archive(worlds / "two-calibration", ladder="backwards")
-    rows = Study.of(view, calibration, policy, resamples=100).router
+    rows = Study.of(view, calibration, policy, resamples=100).policy_rows
     expected = [dice(archive.mask(one.case_id, one.state), view.label(one.case_id)) for one in decided]
     assert rows["case"].tolist() == [one.case_id for one in decided]
     assert rows["metric"].to_numpy() == pytest.approx(expected)

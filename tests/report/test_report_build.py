@@ -52,9 +52,9 @@ def test_most_of_the_paper_is_made_from_two_archives(page):
 
 def test_numbers_are_at_full_precision(study, results):
     row = next(one for one in results["findings"]["deployment.methods"]["rows"] if one["method"] == "router")
-    assert row["ha"] == float(study.router["ha"].mean())
+    assert row["ha"] == float(study.policy_rows["ha"].mean())
     written = {one["case"]: one["ha"] for one in results["cases"]}
-    assert written == dict(zip(study.router["case"], study.router["ha"].astype(float), strict=True))
+    assert written == dict(zip(study.policy_rows["case"], study.policy_rows["ha"].astype(float), strict=True))
 
 
 def test_every_interval_of_the_report_is_in_the_single_list(results):
@@ -121,7 +121,7 @@ def everything(sources, tmp_path_factory):
         rerun=sources.evaluation,
         sweep={1e-4: (sources.evaluation, None), 5e-4: (sources.evaluation, sources.calibration)},
         backbones={"swin": sources.evaluation},
-        away=sources.evaluation,
+        other_modality=sources.evaluation,
         frozen=sources.policy,
         certificate=Certificate(
             kind="T2", statement="Mean HA is at most 0.10.", loss="HA", method="crc", alpha=0.1, delta=None,
@@ -161,7 +161,7 @@ def test_the_case_table_is_worst_first(page, study):
     rows = list(csv.DictReader((page.parent / "tables" / "cases.csv").read_text().splitlines()))
     change = [float(row["change_reference"]) for row in rows]
     assert change == sorted(change)
-    assert len(rows) == len(study.router)
+    assert len(rows) == len(study.policy_rows)
 
 
 def test_only_so_many_cases_have_pictures(page):

@@ -99,9 +99,9 @@ def test_joined_and_tuned_ladders_can_be_studied(name: str, views: Pair) -> None
     first = joined.ladder or "views"
     others = {one: new.ladder(one) for one in new.ladders if one != first}
     study = studied(joined, (held.ladder(first), new.ladder(first)), Extras(others=others))
-    assert len(study.router) == 8
+    assert len(study.policy_rows) == 8
     tuned = fitted(held.ladder("tuned"), name, 0.7)
-    assert len(studied(tuned, (held.ladder("tuned"), new.ladder("tuned"))).router) == 8
+    assert len(studied(tuned, (held.ladder("tuned"), new.ladder("tuned"))).policy_rows) == 8
 
 
 def test_the_page_of_a_flagged_policy_on_joined_ladders_is_written(views: Pair, tmp_path: Path) -> None:

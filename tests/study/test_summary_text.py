@@ -40,10 +40,10 @@ def test_the_verdict_needs_the_interval_and_the_test(separated, shown, high, wor
 
 def test_the_first_screen_answers_in_the_order_in_which_people_ask(study):
     said = told.report_summary(study)
-    change = study.router["change"]
-    assert f"{len(study.router)} cases of 13 patients" in said.headline
+    change = study.policy_rows["change"]
+    assert f"{len(study.policy_rows)} cases of 13 patients" in said.headline
     assert list(said.answers) == ["hurt", "flagged", "promised"]
-    worst = study.router["case"][change.idxmin()]
+    worst = study.policy_rows["case"][change.idxmin()]
     hurt, by_a_point = int((change < 0).sum()), int((change < -0.01).sum())
     assert said.answers["hurt"].startswith(
         f"They hurt {hurt} of {len(change)} cases, {by_a_point} by more than a point (0.01), the worst ({worst}) by "
@@ -55,7 +55,7 @@ def test_the_first_screen_answers_in_the_order_in_which_people_ask(study):
 
 def test_the_first_three_key_figures_are_of_the_deployed_masks(study):
     gain, sides, flagged = told.keys(study)[:3]
-    change = study.router["change"]
+    change = study.policy_rows["change"]
     assert float(gain.value.replace("−", "-")) == pytest.approx(change.mean(), abs=1e-4)
     assert sides.value == f"{int((change > 0).sum())} : {int((change < 0).sum())}"
     assert flagged.value == "0"
@@ -76,7 +76,7 @@ def test_the_attribution_line_is_part_of_the_summary(study):
 
 def test_where_the_first_screen_says_ha_it_says_how_much_of_the_edit_was_judged(study):
     (harm,) = (key for key in told.keys(study) if key.what.startswith("HA of"))
-    assert judged_sentence(judged_share(study.router)) in harm.more
+    assert judged_sentence(judged_share(study.policy_rows)) in harm.more
 
 
 def test_key_figures_carry_n_or_an_interval(study):

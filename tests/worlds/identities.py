@@ -63,7 +63,7 @@ def audit_study(study: Study) -> list[Disagreement]:
         deployment=method_table_of(study),
         accounting=accounting_of(study),
         helphurt=help_hurt(study.methods),
-        decomposition=bucket_decomposition(study.router) if study.is_router else None,
+        decomposition=bucket_decomposition(study.policy_rows) if study.is_router else None,
     )
 
 

@@ -98,7 +98,7 @@ def study(
         rerun=_opened(rerun, named) if rerun else None,
         sweep=dict(_swept(name, paths, named) for name, paths in _pairs("--sweep", sweep)),
         backbones={name: _opened(path, named) for name, path in _pairs("--backbone", backbone)},
-        away=_opened(other_modality, named) if other_modality else None,
+        other_modality=_opened(other_modality, named) if other_modality else None,
         frozen=read_policy(frozen) if frozen else None,
         certificate=read_certificate(calibration) if (calibration / CERTIFICATE).exists() else None,
         images=images_of(images) if images else None,

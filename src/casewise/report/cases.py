@@ -56,7 +56,7 @@ def flags(study: Study) -> bool:
 def case_frame(study: Study) -> pd.DataFrame:
     """One row per case, worst under the uncontrolled budget first, ties by more HA."""
     reference = study.uncontrolled.set_index("case")
-    frame = study.router.copy()
+    frame = study.policy_rows.copy()
     frame["change_reference"] = frame["case"].map(reference["change"])
     frame["ha_reference"] = frame["case"].map(reference["ha"])
     for name in study.extras.others:

@@ -63,7 +63,7 @@ def _cases(study: Study, table: Table, shown: Sequence[Mapping[str, Any]]) -> di
         "case_facts": {one["id"]: one["facts"] for one in shown},
         "case_note": (
             f"{pluralize(len(shown), 'case')}, {pictured} with pictures of the slice that shows most harm. Deployed: "
-            f"{judged_sentence(judged_share(study.router))}."
+            f"{judged_sentence(judged_share(study.policy_rows))}."
         ),
         "panel_names": cases.panel_names(study),
         "classes": study.classes.legend,

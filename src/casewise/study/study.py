@@ -49,7 +49,7 @@ class Extras:
     rerun: Archive | None = None
     sweep: Mapping[float, tuple[Archive, Archive | None]] = field(default_factory=dict)  # rate: evaluation, calibration
     backbones: Mapping[str, Archive] = field(default_factory=dict)
-    away: Archive | None = None  # another modality, for the scale probe
+    other_modality: Archive | None = None  # for the scale probe
     frozen: Policy | None = None  # the policy whose design was frozen
     certificate: Certificate | None = None  # certificate.json of the calibration archive
     images: Mapping[str, CaseFiles] | None = None  # images by case, for the input column of pictures
@@ -66,7 +66,7 @@ class Extras:
             rerun=self.rerun and read(self.rerun),
             sweep={rate: (read(judged), holdout) for rate, (judged, holdout) in self.sweep.items()},
             backbones={name: read(archive) for name, archive in self.backbones.items()},
-            away=self.away and read(self.away),
+            other_modality=self.other_modality and read(self.other_modality),
         )
 
 
@@ -198,7 +198,7 @@ class Study:
         return metadata_of(self.controller).is_router
 
     @property
-    def router(self) -> pd.DataFrame:
+    def policy_rows(self) -> pd.DataFrame:
         """Masks that the policy deployed, one row per case."""
         return self.methods[self.ours]
 

@@ -63,13 +63,13 @@ def _nothing_undone(study: Study) -> bool:
     """True if the policy deployed the full horizon everywhere, and other methods are there for comparison."""
     if not study.extras.others:
         return False
-    free, ours = (frame.set_index("case")["change"].sort_index() for frame in (study.uncontrolled, study.router))
+    free, ours = (frame.set_index("case")["change"].sort_index() for frame in (study.uncontrolled, study.policy_rows))
     return bool(np.array_equal(free, ours, equal_nan=True))
 
 
 def advised(study: Study) -> list[str]:
     """Warnings to print before any number: a NO-GO, other bucket sizes than at calibration, few patients."""
-    against, units = no_go(study.policy), len(set(cluster_numbers(study.router)))
+    against, units = no_go(study.policy), len(set(cluster_numbers(study.policy_rows)))
     found = [*([] if against is None else [against]), *(quota_found(study).notes if study.is_router else ())]
     if units < FEWEST:
         found.append(
@@ -113,7 +113,7 @@ def _moved(row: Mapping[str, Any]) -> str:
 
 
 def _second(study: Study) -> str:
-    frame, before = study.router, float(study.uncontrolled["ha"].mean())
+    frame, before = study.policy_rows, float(study.uncontrolled["ha"].mean())
     after, back = float(frame["ha"].mean()), int(frame["rolled_back"].sum())
     worse = _made_worse(frame)[1]
     then = "no case is then worse" if worse == 0 else f"{worse} {'case is' if worse == 1 else 'cases are'} then worse"
@@ -142,7 +142,7 @@ def _attributed(study: Study) -> str:
 
 def keys(study: Study) -> list[Key]:
     """Key figures of the deployed masks (gain, helped and hurt, flagged) and of control (worse without it, HA, M0)."""
-    row, decisions, ours, found = deployed_row(study), study.decisions[study.ours], study.router, []
+    row, decisions, ours, found = deployed_row(study), study.decisions[study.ours], study.policy_rows, []
     if row is not None:
         tone = ("help" if row["gain"] > 0 else "harm") if row["shown"] else ""
         gain, _, spread = interval(row["gain"], row["low"], row["high"], 4, signed=True).partition(" ")
@@ -176,7 +176,7 @@ def hero(study: Study) -> Picture:
     """The first figure: every case with other methods, without control, and with the policy."""
     rows = [(name, study.methods[name]) for name in study.extras.others]
     rows += [] if _nothing_undone(study) else [(study.everywhere, study.uncontrolled)]
-    rows += [(f"casewise, {study.title(study.ours)}", study.router)]
+    rows += [(f"casewise, {study.title(study.ours)}", study.policy_rows)]
     flagged = frozenset(one.case_id for one in study.decisions[study.ours] if one.flagged)
     figure = draw_changes(rows, metric=study.metric, flagged=flagged)
     marks = " Diamonds: flagged for a person." if flagged else ""

@@ -17,8 +17,8 @@ from casewise.study.study import Study
 
 def section(study: Study) -> Section:
     """How large the edits are that the policy deploys."""
-    edits = study.router.groupby("action")["area"].agg(["count", "mean"]).reset_index()
-    found = Finding("sizes", edits, len(study.router), "")
+    edits = study.policy_rows.groupby("action")["area"].agg(["count", "mean"]).reset_index()
+    found = Finding("sizes", edits, len(study.policy_rows), "")
     return Section(
         "sizes",
         "How large deployed edits are",

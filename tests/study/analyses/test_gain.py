@@ -75,7 +75,7 @@ def test_a_gain_is_said_only_where_it_is_shown(chosen: Study, change: dict[str, 
 
 def test_the_flagged_are_named_and_compared_with_the_others(chosen: Study) -> None:
     flagged = [decision.case_id for decision in chosen.decisions[chosen.ours] if decision.flagged]
-    metric = chosen.router.set_index("case")["metric"]
+    metric = chosen.policy_rows.set_index("case")["metric"]
     said = answers(chosen)["flagged"]
     assert said.startswith(f"{len(flagged)} of 20 cases w")
     assert flagged[0] in said

@@ -50,7 +50,7 @@ def test_a_router_is_refitted_on_its_own_holdout_and_keeps_its_actions(given, fo
     assert 0 < ladder["GraTa"]["rolled_back"] < 26
     assert ladder["GraTa"]["router_ha"] < ladder["GraTa"]["ha_4"]
     assert ladder["GraTa"]["budget"] in {f"fixed-{step}" for step in range(1, 5)}
-    assert ladder["synthetic"]["router_ha"] == float(given.router["ha"].mean())
+    assert ladder["synthetic"]["router_ha"] == float(given.policy_rows["ha"].mean())
     assert "GraTa: mid bucket at its full depth: no shrunk state was recorded" in found[1].notes
     assert not any(state.shrink for state in given.extras.others["GraTa"].states)
 

@@ -63,7 +63,7 @@ def test_substitute_arms_give_every_kept_case_what_one_method_deployed(folders, 
     )
     rows = {row["selector"]: row for row in found["controls.substitute"]["rows"] if row["scope"] == "all"}
     study = Study.of(*(open_archive(folders / name) for name in ("stream", "holdout")), policy_of(folders))
-    kept = ~study.router.set_index("case")["rolled_back"]
+    kept = ~study.policy_rows.set_index("case")["rolled_back"]
     by_hand = study.methods["fixed-3"].set_index("case")["ha"].where(kept, 0.0).mean()
     assert rows["deployed"]["ha"] == pytest.approx(by_hand)
     page = (tmp_path / "r" / "report.html").read_text()

@@ -36,7 +36,7 @@ def section(study: Study) -> Section:
     if not study.is_router:
         reason = f"the policy is a {study.controller.name}; matched quotas need a router with buckets"
         return not_run("controls", _TITLE, "matched-quota controls", reason)
-    arms, router, scores = study.arms, study.router, study.scores
+    arms, router, scores = study.arms, study.policy_rows, study.scores
     matched, chance, share = matched_of(study), chance_of(study), attribution_of(study)
     own = str(scores.columns[0])
     pairs = selector_intervals(arms, router, scores, against=own, **study.bootstrap)
@@ -68,19 +68,19 @@ def section(study: Study) -> Section:
 @once
 def matched_of(study: Study) -> Finding:
     """Every selector at the router's quota."""
-    return matched_controls(study.arms, study.router, study.scores, by_group=bool(study.groups), seed=study.seed)
+    return matched_controls(study.arms, study.policy_rows, study.scores, by_group=bool(study.groups), seed=study.seed)
 
 
 @once
 def chance_of(study: Study) -> Finding:
     """Random assignment at the router's quota."""
-    return random_control(study.arms, study.router, by_group=bool(study.groups), seed=study.seed)
+    return random_control(study.arms, study.policy_rows, by_group=bool(study.groups), seed=study.seed)
 
 
 @once
 def attribution_of(study: Study) -> Finding:
     """Shares of the HA reduction."""
-    return attribution(study.arms, study.router, study.uncontrolled, study.scores)
+    return attribution(study.arms, study.policy_rows, study.uncontrolled, study.scores)
 
 
 def substitutions_of(study: Study) -> Finding:
@@ -92,11 +92,11 @@ def substitutions_of(study: Study) -> Finding:
         pool, values = (step_one(frame, name) for frame in (study.holdout, study.outcomes))
         if pool.notna().all() and values.notna().all():
             low, high = (float(cut) for cut in np.percentile(pool, study.percentiles))
-            found = substitution(study.arms, study.router, values, cut_low=low, cut_high=high).table
+            found = substitution(study.arms, study.policy_rows, values, cut_low=low, cut_high=high).table
             tables.append(found.assign(coordinate=name, cut_low=low, cut_high=high))
     table = pd.concat(tables, ignore_index=True) if tables else pd.DataFrame()
     made = {"percentiles": list(study.percentiles)}
-    return Finding("controls.substitution", table, len(study.router), "J9", made)
+    return Finding("controls.substitution", table, len(study.policy_rows), "J9", made)
 
 
 def substitute_of(study: Study) -> Finding:
@@ -104,7 +104,7 @@ def substitute_of(study: Study) -> Finding:
     name = study.extras.substitute
     arms = {"hard": study.methods[study.source], "mid": study.methods[name], "low": study.methods[name]}
     found = matched_controls(
-        arms, study.router, study.scores, by_group=bool(study.groups), seed=study.seed, substitute=True
+        arms, study.policy_rows, study.scores, by_group=bool(study.groups), seed=study.seed, substitute=True
     )
     return replace(found, name="controls.substitute", made={**found.made, "kept_cases_get": name})
 

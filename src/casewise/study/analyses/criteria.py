@@ -367,7 +367,7 @@ def _record(study: Study, arm: Arm) -> dict[str, Any]:
     ha, metric = by_step(arm.outcomes, "ha"), by_step(arm.outcomes, "metric")
     routed: dict[str, Any] = dict.fromkeys(_ROUTED, missing)
     if arm.routed is not None:
-        ours, budget = arm.routed.router, arm.routed.deployable
+        ours, budget = arm.routed.policy_rows, arm.routed.deployable
         routed = {"budget": budget, "budget_ha": mean_or_nan(arm.routed.methods[budget]["ha"])}
         routed |= {"router_metric": mean_or_nan(ours["metric"]), "router_ha": mean_or_nan(ours["ha"])}
         routed["rolled_back"] = int(ours["rolled_back"].sum())

@@ -44,7 +44,7 @@ def routing_section(study: Study) -> Section:
     if not study.is_router:
         reason = f"the policy is a {study.controller.name}, not a router"
         return not_run("routing", "The router", "routing tables", reason)
-    depth, stability = depth_dispersion(study.router), stability_of(study)
+    depth, stability = depth_dispersion(study.policy_rows), stability_of(study)
     lines = pd.DataFrame({"line": range(1, len(ALGORITHM) + 1), "what": ALGORITHM})
     heads = {"what": "Algorithm 1: routing one case, without labels"}
     tables = (
@@ -85,11 +85,11 @@ def stability_of(study: Study) -> Finding:
 
 
 def _routing_lead(study: Study, stability: Finding) -> str:
-    counts = study.router["bucket"].value_counts()
+    counts = study.policy_rows["bucket"].value_counts()
     low, mid, hard = (int(counts.get(name, 0)) for name in BUCKETS)
     moved, drift = 100 * float(stability.made["changed_median"]), quota_found(study).notes
     return (
-        f"Of {len(study.router)} cases {low} fall low, {mid} mid and {hard} hard, by {study.coordinate} after one "
+        f"Of {len(study.policy_rows)} cases {low} fall low, {mid} mid and {hard} hard, by {study.coordinate} after one "
         f"update and cut-points fitted on {study.calibration_size} calibration cases. Resampling the calibration "
         f"{UNIT[1]} moves {moved:.1f} % of the cases to another bucket (median).{f' {drift[0]}.' if drift else ''}"
     )
@@ -225,7 +225,7 @@ def reproduced(study: Study) -> Finding:
 
 
 def _again(study: Study, cuts: pd.DataFrame, same: int) -> str:
-    n, again = len(study.router), "fitted again on the same calibration cases, the cut-points put"
+    n, again = len(study.policy_rows), "fitted again on the same calibration cases, the cut-points put"
     if same == n:
         return f"{again} all {n} cases into the same bucket"
     why = "the policy was changed after it was fitted, or other calibration cases were given"
@@ -254,7 +254,7 @@ def refit_of(study: Study) -> Finding:
         pool, values, study.arms, reference=study.methods[study.retrospective], percentiles=study.percentiles,
         sizes=tuple(size for size in (5, 10, 15) if size < len(set(units))), seed=study.seed, clusters=units,
     )  # fmt: skip
-    refitted, deployed = float(found.table["ha"].iloc[0]), mean_or_nan(study.router["ha"])
+    refitted, deployed = float(found.table["ha"].iloc[0]), mean_or_nan(study.policy_rows["ha"])
     if np.isclose(refitted, deployed, rtol=0, atol=1e-12):
         return found
     note = (

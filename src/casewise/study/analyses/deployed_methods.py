@@ -56,7 +56,7 @@ def section(study: Study) -> Section:
     tables = [methods_table(study), *_by_group(study), interval_table(study)]
     missing = {study.title(name): reason for name, reason in study.skipped.items()}
     if study.is_router:
-        buckets = bucket_decomposition(study.router)
+        buckets = bucket_decomposition(study.policy_rows)
         found.append(buckets)
         caption = buckets.reason or "The parts add up to the mean change of the cohort against M0."
         tables.append(show("buckets", "Change by bucket", buckets, caption=caption))
@@ -207,7 +207,7 @@ def _lead(study: Study) -> str:
     return (
         f"Against the budget that could have been deployed ({study.deployable}), the {study.title(study.ours)} changes "
         f"HA by {left}, {verdict(harm)}, and {study.metric} by {right}, {verdict(metric)} (n = {int(harm['n'])}). In "
-        f"its masks, {judged_sentence(judged_share(study.router))}."
+        f"its masks, {judged_sentence(judged_share(study.policy_rows))}."
     )
 
 

@@ -287,11 +287,13 @@ def _panels(archive: Archive, case: str, title: str, index: int | None, found: R
 
 def scale_section(study: Study) -> Section:
     """Cut-points on another modality (O13)."""
-    if study.extras.away is None:
+    if study.extras.other_modality is None:
         reason = "needs an archive of another modality: --other-modality ARCHIVE"
         return not_run("scale", "Another modality", "scale probe", reason)
     cut = min((router.cut_high for router in study.routers.values()), default=None) if study.is_router else None
-    found = scale_probe(study.outcomes, outcomes(study.extras.away), coordinate=study.coordinate, cut_high=cut)
+    found = scale_probe(
+        study.outcomes, outcomes(study.extras.other_modality), coordinate=study.coordinate, cut_high=cut
+    )
     made = show("scale-probe", "The coordinate in both cohorts", found)
     return Section("scale", "Another modality", "", (made,), (), (found,), found.notes)
 

@@ -105,7 +105,7 @@ def _gained(study: Study, row: pd.Series) -> str:
 
 
 def _hurt(study: Study, row: pd.Series) -> str:
-    undefined = len(study.router) - int(row["n"])
+    undefined = len(study.policy_rows) - int(row["n"])
     rest = f" {undefined} more have no {study.metric}." if undefined else ""
     rest += (
         f" {int(row['hurt_patients'])} of {pluralize(int(row['clusters']), *UNIT)} lost more than a point; up to "
@@ -128,7 +128,7 @@ def _flagged(study: Study) -> str:
         return f"None of {len(decisions)} cases was flagged for a person."
     more = f" and {len(chosen) - NAMED} more" if len(chosen) > NAMED else ""
     names = f"{', '.join(chosen[:NAMED])}{more}"
-    metric = study.router.set_index("case")["metric"]
+    metric = study.policy_rows.set_index("case")["metric"]
     asked, others = metric.loc[chosen].mean(), metric.drop(chosen).mean()
     known = (
         f": mean {study.metric} {number(asked)}, of the others {number(others)}"

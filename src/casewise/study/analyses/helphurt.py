@@ -37,7 +37,7 @@ def section(study: Study) -> Section:
     if study.is_router:
         decided = replay(study.calibration, study.controller)
         known = deployed(study.holdout, decided, archive=study.calibration, controller=study.controller)
-        weaker, helped = weaker_source(study.router), net_helped(known)
+        weaker, helped = weaker_source(study.policy_rows), net_helped(known)
         found += [weaker, helped]
         caption = (
             "Metric of M0 in rolled-back and in kept cases: low in rolled-back ones if the router finds "
