@@ -186,9 +186,8 @@ def bench(
             (``images/``, ``labels/``, ``cases.csv``); or an archive that was recorded before.
         labels: Labels in the order of the images, or a folder. None for a dataset folder and for an archive.
         methods: Methods that make candidates, as a list or by name: ``"tent"``, ``"views:photo"``, an objective, or a
-            function
-            ``(network, image) -> list of masks``, where ``image`` is the prepared batch ``(n, channel, *space)`` and
-            the masks have the shape of the label. Of an archive: names of ladders; default: all.
+            function ``(network, image) -> list of masks``, where ``image`` is the prepared batch ``(n, channel,
+            *space)`` and the masks have the shape of the label. Of an archive: names of ladders; default: all.
         policies: Policies to fit, as ``casewise.calibrate`` takes them.
         patients: Patient of each case, as in ``casewise.fit``.
         calibration: Calibration cases: names of patients for images that are given as lists or as a folder, a folder

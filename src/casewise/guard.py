@@ -48,9 +48,8 @@ def guard(
     """Propose candidates for one image and let a controller choose one of them.
 
     The controller decides after every state, M0 included; the next update is made only if it asks for one more step. A
-    rollback
-    returns M0 itself. The network is restored bit by bit, also after an exception. An error of the objective or of
-    the controller is raised; a :class:`~casewise.deployment.Deployment` returns M0 instead.
+    rollback returns M0 itself. The network is restored bit by bit, also after an exception. An error of the objective
+    or of the controller is raised; a :class:`~casewise.deployment.Deployment` returns M0 instead.
 
     Args:
         image: Array of shape ``(channel, *space)``, or a :class:`~casewise.core.records.Case`. An array is seeded by

@@ -17,8 +17,7 @@ def replay(archive: str | Path | Archive, controller: Controller | Judge | Polic
 
     A controller gets one step after the other until it decides, as in a live run. The binding of a policy is first
     compared with that of the archive; an image unlike the calibration images gets M0 and a flag, as live, if its
-    appearance
-    was recorded. A hybrid policy takes the cases as a stream.
+    appearance was recorded. A hybrid policy takes the cases as a stream.
 
     Args:
         archive: Recorded cases, or their folder.

@@ -6,8 +6,8 @@ An option of :class:`AdaptationOptions` reaches the episode by its name alone: t
 :class:`casewise.adapt.adaptation.Adaptation`.
 
 A rarely needed option is a *setting*: declared with :func:`setting` instead of ``typer.Option``, it has no option of
-its
-own and is given in casewise.toml or as ``--set NAME=VALUE``. ``Annotated[Group, SETTINGS]`` makes settings of a group.
+its own and is given in casewise.toml or as ``--set NAME=VALUE``. ``Annotated[Group, SETTINGS]`` makes settings of a
+group.
 """
 
 from __future__ import annotations

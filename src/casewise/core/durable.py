@@ -25,8 +25,7 @@ def replacing(path: Path) -> Iterator[Path]:
     """Yield a temporary path with the same ending; its file replaces ``path`` at the end of the block.
 
     After a crash or a power failure the file has either the old or the new content, never a part of it. The folder is
-    made
-    where it is missing. After an error the old content stays.
+    made where it is missing. After an error the old content stays.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{TEMPORARY}{_HOST}-{os.getpid()}-{uuid.uuid4().hex}-{path.name}")

@@ -1,8 +1,7 @@
 """Guarded prediction of one case: read, check the contract, guard, write; M0 where adaptation fails.
 
 ``PredictCase`` is the function that an engine maps over case ids. It is picklable, loads its model once per process,
-and writes the
-case's entry last, so a case with an entry is complete.
+and writes the case's entry last, so a case with an entry is complete.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Metrics, which need a label: harm, overlap, surface distances.
 
 ``METRICS`` lists the metrics that an archive may be scored with: ``record --metric`` takes its names and nothing else.
-A metric of
-your own is one file with a function of a mask and a label, and one line here.
+A metric of your own is one file with a function of a mask and a label, and one line here.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 r"""Chance at a fixed quota: the mean of a quantity when the buckets are assigned to the cases at random (J4, P1).
 
 With :math:`a_{ij}` the value of case i at place j (places of one bucket are alike) and a uniform permutation
-:math:`\pi`,
-Hoeffding's combinatorial central limit theorem (1951) gives the moments of :math:`T = \sum_i a_{i\pi(i)}` exactly:
+:math:`\pi`, Hoeffding's combinatorial central limit theorem (1951) gives the moments of :math:`T = \sum_i a_{i\pi(i)}`
+exactly:
 
 .. math:: E\,T = \tfrac{1}{n}\sum_{ij} a_{ij}, \qquad
           \operatorname{Var} T = \tfrac{1}{n-1}\sum_{ij} (a_{ij} - \bar a_{i\cdot} - \bar a_{\cdot j} + \bar a)^2 .
