@@ -55,7 +55,7 @@ def test_low_resolution_logits_are_resized_as_segformers_pipeline_does():
 
 def test_volumes_are_resized_in_three_axes():
     assert at_resolution(torch.zeros(1, 2, 2, 4, 4), (4, 8, 8)).shape == (1, 2, 4, 8, 8)
-    with pytest.raises(BadInput, match="do not fit a mask"):
+    with pytest.raises(BadInput, match="must return logits"):
         at_resolution(torch.zeros(1, 2, 4, 4), (2, 4, 4))
 
 

@@ -81,6 +81,45 @@ def test_batch_statistics_do_not_reach_m0(make_unet):
         assert np.array_equal(one.masks[0], network(image).argmax(1).numpy())
 
 
+class PublishedTent(nn.Module):
+    """TENT in the form of its repository: it takes the running statistics away from the network for good."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model.train()
+        for layer in model.modules():
+            if isinstance(layer, nn.BatchNorm2d):
+                layer.track_running_stats, layer.running_mean, layer.running_var = False, None, None
+        self.optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+
+    def forward(self, image):
+        with torch.enable_grad():
+            logits = self.model(image)
+            self.optimizer.zero_grad()
+            torch.autograd.backward(-(logits.softmax(1) * logits.log_softmax(1)).sum(1).mean())
+            self.optimizer.step()
+        return logits
+
+    def reset(self):
+        pass
+
+
+def test_published_code_that_rebuilds_the_network_reaches_no_m0_of_a_stream(make_unet):
+    network, pictures = make_unet(nn.BatchNorm2d), images()
+    before = fingerprint(network)
+    made = streamed(network, Adaptation(PublishedTent, steps=1, reset="stream"), pictures)
+    assert fingerprint(network) == before
+    network.eval()
+    source = [network(image).argmax(1).numpy() for image in pictures]
+    adapts = PublishedTent(network)
+    for image, m0, one in zip(pictures, source, made, strict=True):
+        assert np.array_equal(one.masks[0], m0), "M0 is the source's"
+        adapts(image)
+        network.eval()
+        assert np.array_equal(one.masks[1], network(image).argmax(1).numpy()), "the stream goes on as its author means"
+        network.train()
+
+
 def test_after_a_case_that_failed_the_stream_starts_from_the_source(unet):
     pictures = images()
     how, before = Adaptation(Tent(), RATE, steps=1, reset="stream"), fingerprint(unet)

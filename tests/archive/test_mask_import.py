@@ -60,6 +60,14 @@ def test_steps_shrunk_states_labels_groups_and_signals_come_in(tmp_path):
     assert archive.label("c1").all()
 
 
+def test_a_label_of_one_slice_fits_a_mask_without_the_axis_of_slices(tmp_path):
+    """SicTTA reads slices of shape (1, rows, columns) and writes masks of shape (rows, columns)."""
+    (tmp_path / "labels").mkdir()
+    np.save(tmp_path / "labels" / "c1.npy", np.eye(4, dtype=np.uint8)[None])
+    archive = imported(tmp_path, written(tmp_path / "masks"), tmp_path / "labels")
+    assert np.array_equal(archive.label("c1"), np.eye(4))
+
+
 def test_an_interrupted_import_continues(tmp_path):
     masks = written(tmp_path / "masks")
     imported(tmp_path, masks)

@@ -12,9 +12,13 @@ from torch import nn
 from casewise.adapt.augmentations import WEAK_VIEWS, LightView
 from casewise.adapt.backbones import load_backbone
 from casewise.adapt.backbones.module import Module, of_network
+from casewise.adapt.logits import network_logits
+from casewise.adapt.proposers.live import run_episode
 from casewise.adapt.snapshot import fingerprint
 from casewise.core.errors import BadInput, UnknownName
 from casewise.core.records import Case
+from casewise.data.pictures import write_label_picture
+from casewise.deployment import Deployment
 
 
 def flat() -> nn.Module:
@@ -94,7 +98,7 @@ def test_nan_and_channels_are_refused() -> None:
     backbone = of_network(flat())
     with pytest.raises(BadInput, match="NaN or infinite"):
         backbone.prepare(Case("a", np.full((1, 8, 8), np.nan)))
-    with pytest.raises(BadInput, match="takes 1 channel, case a has 2"):
+    with pytest.raises(BadInput, match=r"takes 1 channel, case a has 2.*shape.* is .2, 8, 8.*channels come first"):
         backbone.prepare(Case("a", np.ones((2, 8, 8))))
 
 
@@ -102,6 +106,71 @@ def test_a_folder_that_is_no_model_says_what_it_holds(tmp_path: Path) -> None:
     (tmp_path / "holiday.jpg").touch()
     with pytest.raises(BadInput, match=r"not a model folder.*holiday.jpg"):
         load_backbone(str(tmp_path))
+
+
+def test_a_weights_file_says_that_it_names_no_network(tmp_path: Path) -> None:
+    (tmp_path / "unet.pth").touch()
+    with pytest.raises(BadInput, match=r"unet.pth is a file.*--weights"):
+        load_backbone(str(tmp_path / "unet.pth"))
+
+
+class Halves(nn.Module):
+    """Halves the image three times and cannot add the parts of a side that is no multiple of 8."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(1, 3, 3, padding=1)
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        fine = self.first(image)
+        small = nn.functional.max_pool2d(fine, 8)
+        return fine + nn.functional.interpolate(small, scale_factor=8)
+
+
+def test_a_size_that_the_network_cannot_take_is_one_sentence_with_the_way_out() -> None:
+    image = np.random.default_rng(0).normal(size=(1, 13, 22)).astype(np.float32)
+    for attempt in (
+        lambda: run_episode(Halves(), image[None], "tent", steps=1, parameters="all"),
+        lambda: run_episode(Halves(), image[None], "views:light"),
+        lambda: Deployment(Halves()).predict(image),
+    ):
+        with pytest.raises(BadInput, match=r"cannot take an image of 13 x 22 .*Module\(network, \.\.\., multiple=8\)"):
+            attempt()
+    padded = Module(Halves(), classes=3, dimensions=2, intensity="as-is", multiple=8)
+    assert Deployment(padded).predict(image).mask.shape == (13, 22)
+
+
+@pytest.mark.parametrize(
+    ("channels", "last"), [(3, nn.Softmax(1)), (1, nn.Sigmoid()), (2, nn.Sigmoid())], ids=["softmax", "one", "sigmoid"]
+)
+def test_probabilities_are_refused(channels: int, last: nn.Module) -> None:
+    torch.manual_seed(0)
+    sure = nn.Conv2d(1, channels, 1)
+    nn.init.normal_(sure.weight, std=20)
+    image = np.random.default_rng(0).normal(size=(1, 8, 8)).astype(np.float32)
+    for method in ("tent", "views:light"):
+        assert run_episode(sure, image[None], method, steps=1, parameters="all").steps
+        with pytest.raises(BadInput, match=r"between 0 and 1.*needs logits"):
+            run_episode(nn.Sequential(sure, last), image[None], method, steps=1, parameters="all")
+
+
+def test_small_logits_and_equal_logits_are_no_probabilities() -> None:
+    shape = (1, 1, 4, 4)
+    for logits in (
+        torch.rand(1, 3, 4, 4) * 0.8,
+        torch.zeros(shape),
+        torch.full(shape, 0.5),
+        torch.rand(shape) * 1.5 - 1,
+    ):
+        assert network_logits(nn.Identity(), logits) is logits
+
+
+def test_a_bare_network_reads_no_files_because_nothing_says_how_to_scale_them(tmp_path: Path) -> None:
+    write_label_picture(tmp_path / "a.png", np.arange(64, dtype=np.uint8).reshape(8, 8))
+    with pytest.raises(BadInput, match=r'Module\(network, classes=3, dimensions=2, intensity="zscore"\)'):
+        Deployment(nn.Conv2d(3, 3, 1)).predict(tmp_path / "a.png")
+    scaled = Module(nn.Conv2d(3, 3, 1), classes=3, dimensions=2, intensity="unit")
+    assert Deployment(scaled).predict(tmp_path / "a.png").mask.shape == (8, 8)
 
 
 def doubled(image: np.ndarray) -> np.ndarray:

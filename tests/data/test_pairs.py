@@ -110,6 +110,13 @@ def test_other_shapes_are_refused_and_resampled_by_name(folders):
     assert np.array_equal(new.mask, heart())  # what was cut off is background
 
 
+def test_one_slice_with_and_without_its_axis_is_one_mask(tmp_path):
+    for name, mask in (("old", heart()[2]), ("new", heart()[2]), ("label", heart()[2:3])):
+        np.save(tmp_path / f"{name}.npy", mask)
+    pair = Pair("a", tmp_path / "old.npy", tmp_path / "new.npy", label=tmp_path / "label.npy")
+    assert all(np.array_equal(one.mask, heart()[2]) for one in read_pair(pair))
+
+
 def test_other_places_are_refused_and_resampled_by_name(folders):
     moved = AFFINE.copy()
     moved[0, 3] = 3.0  # two voxels of 1.5 mm along the columns

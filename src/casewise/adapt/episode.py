@@ -20,10 +20,10 @@ from torch import Tensor, nn
 from casewise.adapt.adaptation import Adaptation
 from casewise.adapt.forwards import Forward, Forwards
 from casewise.adapt.objective import ChunkLoss, Update
-from casewise.adapt.parameters import depends_on_batch, select, source_statistics, use_batch_statistics
+from casewise.adapt.parameters import depends_on_batch, select, use_batch_statistics
 from casewise.adapt.probes import probed, probes_of
 from casewise.adapt.recording import Prediction, Recording
-from casewise.adapt.snapshot import restored, seed_generators, tensors_of
+from casewise.adapt.snapshot import restored, seed_generators, structure_of, structured, tensors_of
 from casewise.core.errors import BadInput, NotFinite
 from casewise.core.records import Mask, Signals, State, Trajectory
 from casewise.core.seeds import seed_of
@@ -114,6 +114,7 @@ class Episode:
             parameter.requires_grad_(True)
         self.clear_gradients()
         self.source = {name: tensor.detach().clone() for name, tensor in self._movable.items()}
+        self._structure = structure_of(self.network) if self.how.reset == "stream" else []
 
     def next_case(
         self,
@@ -125,7 +126,7 @@ class Episode:
     ) -> None:
         """Start the next case of a stream; weights and the state of the objective stay (see ``stream.py``).
 
-        M0 of the case is predicted with the source weights and the statistics of training.
+        M0 of the case is predicted with the source weights, in the modes and with the statistics of training.
         """
         self.case_id, self.step, self.active = case_id, 0, None
         self.record = Recording(self.how.min_area, self.how.foreground)
@@ -136,7 +137,7 @@ class Episode:
         self._check_micro_batches()
         began = time.perf_counter()
         self._seed()
-        with self._forwards.holding(self.source), source_statistics(self.network):
+        with self._forwards.holding(self.source), structured(self.network, self._structure):
             self._keep(self._forwards.prediction(where=self._where, keep_graph=False), {"gradient_norm": None}, began)
         self._forwards.drop_graph()
 

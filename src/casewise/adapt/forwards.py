@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from casewise.adapt.adaptation import Adaptation
-from casewise.adapt.logits import at_resolution, check_finite, confidence, labels, logits_of
+from casewise.adapt.logits import check_finite, confidence, labels, network_logits
 from casewise.adapt.recording import Prediction
 from casewise.adapt.snapshot import swapped
 from casewise.core.errors import BadInput
@@ -46,7 +46,7 @@ class Forwards:
             raise BadInput(f"head must be 'softmax', 'sigmoid' or None, got '{head}'")
         self.inputs, self.head, self.classes = inputs, head or "", 0
         self._moving = moving
-        self._run: Forward = forward or (lambda given: at_resolution(logits_of(network(given)), given.shape[2:]))
+        self._run: Forward = forward or (lambda given: network_logits(network, given))
         self.padded: Forward = getattr(forward, "pad", lambda given: given)  # inputs as the network itself sees them
         self._own_predict = predict
         self._on_grid: bool = getattr(predict, "on_grid", True)  # True: the mask has the voxels of the inputs

@@ -7,19 +7,21 @@ its largest probability the product.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
-from casewise.core.errors import BadInput, NotFinite
+from casewise.core.errors import BadInput, NotFinite, in_one_line
 from casewise.core.records import Mask
 
 _KEYS = ("logits", "out", "pred", "seg", "masks")
+_SIZE = re.compile(r"sizes? of tensor|(kernel|output) size", re.IGNORECASE)  # in errors about the size of an image
 _MODES = {1: "linear", 2: "bilinear", 3: "trilinear"}
 
 
@@ -59,12 +61,51 @@ def logits_of(output: Any, *, classes: int | None = None) -> Tensor:
     )
 
 
+def network_logits(network: nn.Module, inputs: Tensor, *, classes: int | None = None) -> Tensor:
+    """Run a network on (n, channel, *space) and return its logits (n, classes, *space).
+
+    Raises:
+        BadInput: If the network cannot take images of this size, or returns probabilities.
+    """
+    try:
+        output = network(inputs)
+    except RuntimeError as error:
+        if not _SIZE.search(str(error)):
+            raise
+        raise BadInput(
+            f"the network cannot take an image of {' x '.join(map(str, inputs.shape[2:]))} ({in_one_line(error)}); if "
+            "each side must be a multiple of a number, such as 8 for three halvings, give Module(network, ..., "
+            "multiple=8), which pads the image (docs/how-to/own-network.md)"
+        ) from error
+    logits = at_resolution(logits_of(output, classes=classes), inputs.shape[2:])
+    if _are_probabilities(logits.detach()):
+        raise BadInput(
+            "all outputs of the network lie between 0 and 1, as probabilities do, and casewise needs logits; remove "
+            "the final softmax or sigmoid from the network"
+        )
+    return logits
+
+
+def _are_probabilities(logits: Tensor) -> bool:
+    """True if all values lie between 0 and 1, and the channels sum to 1 or the values reach from 0 to 1.
+
+    The first voxel is looked at alone before the others, because it decides for almost all logits.
+    """
+    for part in (logits.flatten(2)[:1, :, :1], logits):
+        low, high = float(part.min()), float(part.max())
+        if low < 0 or high > 1:
+            return False
+    return high - low > (0.9 if logits.shape[1] > 1 else 0) or bool((logits.sum(1) - 1).abs().max() < 1e-2)
+
+
 def at_resolution(logits: Tensor, space: Sequence[int]) -> Tensor:
     """Resize logits (n, classes, *small) to ``space``: (bi-, tri-)linear, align_corners=False."""
     if tuple(logits.shape[2:]) == tuple(space):
         return logits
     if logits.ndim - 2 != len(space):
-        raise BadInput(f"logits {tuple(logits.shape)} do not fit a mask of shape {tuple(space)}; pass forward=")
+        raise BadInput(
+            f"the network must return logits (n, classes, {', '.join(map(str, space))}), got {tuple(logits.shape)}"
+        )
     return functional.interpolate(logits, size=tuple(space), mode=_MODES[len(space)], align_corners=False)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from casewise.adapt.backbones import Backbone, load_backbone
+from casewise.adapt.backbones import WHICH_NETWORK, Backbone, load_backbone
 from casewise.adapt.backbones.merged import merged
 from casewise.core.errors import BadInput
 
@@ -55,10 +55,7 @@ class Model:
         if isinstance(self.weights, str):
             object.__setattr__(self, "weights", Path(self.weights))
         if self.spec == "":
-            raise BadInput(
-                "a Model needs a folder, a hub id or package.module:factory; a weights file alone does not say which "
-                'network it belongs to: Model("package.module:factory", weights="unet.pth")'
-            )
+            raise BadInput(f"a Model needs a folder, a hub id or package.module:factory; {WHICH_NETWORK}")
         if not isinstance(self.spec, str):
             raise BadInput(
                 f"a Model must name a folder, a hub id or package.module:factory, got {type(self.spec).__name__}; pass "
@@ -105,9 +102,8 @@ def as_model(model: Any) -> Model | Backbone:
         return as_backbone(model)
     if isinstance(model, Backbone):
         return model
-    raise BadInput(
-        f"a model must be an nn.Module, folder, hub id, casewise.Model or backbone, got {type(model).__name__}"
-    )
+    got = f"{model.__name__}; call it to get the network" if callable(model) else type(model).__name__
+    raise BadInput(f"a model must be an nn.Module, folder, hub id, casewise.Model or backbone, got {got}")
 
 
 def device_of(asked: str | None) -> str:

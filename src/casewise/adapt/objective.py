@@ -125,7 +125,7 @@ def as_objective(objective: Any) -> Objective:
     if _call_of(objective) is not None:
         return TentStyle(objective)
     if inspect.isfunction(objective) and len(names := required_arguments(objective)) == 1:
-        return TentStyle(objective) if names[0] in ("network", "model") else FunctionObjective(objective)
+        return TentStyle(objective) if names[0] in ("network", "model", "net") else FunctionObjective(objective)
     got = type(objective).__name__
     if inspect.isfunction(objective):
         got = f"{objective.__name__}({', '.join(inspect.signature(objective).parameters)})"

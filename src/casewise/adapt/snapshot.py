@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -63,8 +63,7 @@ def restored(network: nn.Module, changing: Collection[str] | None = None) -> Ite
     check_loadable(tensors)
     allowed = {*tensors} if changing is None else {*changing, *(name for name, _ in network.named_buffers())}
     found = {name: _Held(tensor) for name, tensor in tensors.items()}
-    known = {id(tensor) for tensor in tensors.values()}
-    structure = [_Structure(name, module, known) for name, module in network.named_modules()]
+    structure = structure_of(network)
     replaced: list[str] = []
     with _random_state():
         try:
@@ -98,6 +97,25 @@ def check_loadable(tensors: Mapping[str, Tensor]) -> None:
 def tensors_of(network: nn.Module) -> dict[str, Tensor]:
     """Return every parameter and buffer by name, each once."""
     return {**dict(network.named_parameters()), **dict(network.named_buffers())}
+
+
+def structure_of(network: nn.Module) -> list[_Structure]:
+    """Return the settings, modes, methods and layers of every module, without the values of its tensors."""
+    known = {id(tensor) for tensor in tensors_of(network).values()}
+    return [_Structure(name, module, known) for name, module in network.named_modules()]
+
+
+@contextmanager
+def structured(network: nn.Module, structure: Iterable[_Structure]) -> Iterator[None]:
+    """Return a context in which the modules have an earlier structure; the present one comes back afterwards."""
+    now = structure_of(network)
+    try:
+        for part in structure:
+            part.restore()
+        yield
+    finally:
+        for part in now:
+            part.restore()
 
 
 @contextmanager

@@ -20,7 +20,7 @@ import numpy as np
 
 from casewise.archive.store import Archive
 from casewise.core.errors import BadInput, UnsafeInput
-from casewise.core.formats import read_csv
+from casewise.core.formats import as_shaped, read_csv
 from casewise.core.records import Case, Mask, Signals, State, Trajectory, check_case_id
 
 ReadMask = Callable[[Path], tuple[Mask, tuple[float, ...] | None]]
@@ -136,7 +136,7 @@ def _add(
     )
     told = {name: who.get(name) or None for name in ("group", "cluster", "split")}
     case = Case(found.id, np.empty((1, 0)), spacing_mm=spacing, **told)
-    archive.add(case, trajectory, None if found.label is None else read(found.label)[0])
+    archive.add(case, trajectory, None if found.label is None else as_shaped(read(found.label)[0], source))
 
 
 def _same_shape(found: Found, masks: Mapping[State, Mask]) -> Iterator[tuple[State, Mask]]:

@@ -152,3 +152,9 @@ def read_csv(path: Path) -> list[dict[str, str]]:
         raise BadInput(f"{path} cannot be read as CSV ({error}); save it again") from None
     rows = [{name.strip(): (cell or "").strip() for name, cell in row.items() if name} for row in read]
     return [row for row in rows if any(row.values())]
+
+
+def as_shaped(label: NDArray[Any], mask: NDArray[Any]) -> NDArray[Any]:
+    """Return a label in the shape of a mask if only axes of length 1 differ: a volume of one slice."""
+    same = [size for size in label.shape if size != 1] == [size for size in mask.shape if size != 1]
+    return label.reshape(mask.shape) if same else label

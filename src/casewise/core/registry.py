@@ -30,7 +30,7 @@ class Registry(dict[str, Item]):
         self.kind = kind
 
     def __missing__(self, name: str) -> Item:
-        close = difflib.get_close_matches(str(name), self, n=1, cutoff=0.5)
+        close = difflib.get_close_matches(str(name).lower(), self, n=1, cutoff=0.5)
         hint = f" Did you mean '{close[0]}'?" if close else ""
         raise UnknownName(f"no {self.kind} is called '{name}'.{hint} Known: {', '.join(self)}")
 

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from casewise.core.errors import BadInput, BadPair, CasewiseError, NotAMask, UnsafeInput, in_one_line, without_folders
-from casewise.core.formats import read_csv, read_npy
+from casewise.core.formats import as_shaped, read_csv, read_npy
 from casewise.core.records import Mask, check_case_id, made_case_id
 from casewise.data.folders import CaseTable, read_table, with_table
 from casewise.data.nifti import read_label, read_volume, whole_numbers
@@ -201,6 +201,7 @@ def read_placed(path: Path) -> Placed:
 
 
 def _on_grid(case_id: str, name: str, placed: Placed, grid: Placed, resample: str | None) -> Placed:
+    placed = replace(placed, mask=as_shaped(placed.mask, grid.mask))
     shapes_differ = placed.mask.shape != grid.mask.shape
     if not shapes_differ and _same_place(placed, grid):
         return placed

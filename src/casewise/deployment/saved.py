@@ -322,8 +322,10 @@ def is_code(spec: str) -> bool:
 def predict_command(folder: Path, model: Any, policy: Policy) -> str:
     """Return the command that segments new cases, with the code of the user's own that only a person may name."""
     words = f"casewise predict -i IN -o OUT -m {folder}"
+    if getattr(model, "bare", False):  # only the caller knows how to scale files
+        return f'casewise.load("{folder}", model=network).predict(image)'
     if not isinstance(model, Model):
-        words += " --model-at package.module:function  # returns the network: docs/how-to/own-network.md"
+        words += " --model-at package.module:function  # returns the same Module: docs/how-to/own-network.md"
     elif is_code(model.spec):
         words += f" --model-at {model.spec}"
     for options in (policy.adaptation, *policy.ladders.values()):

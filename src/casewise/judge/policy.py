@@ -289,7 +289,8 @@ def check_binding(policy: Policy, binding: Binding) -> None:
             for name in differing
         )
         raise Mismatch(
-            f"policy {policy.name!r} was fitted on another {', '.join(differing)} ({pairs}); calibrate again"
+            f"policy {policy.name!r} was fitted on another {', '.join(differing)} ({pairs}); use what it was "
+            "fitted on, or calibrate again"
         )
 
 

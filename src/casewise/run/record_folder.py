@@ -22,6 +22,7 @@ from casewise.adapt.stream import CaseStream
 from casewise.archive.layout import image_sha256, mask_sha256
 from casewise.archive.store import Archive, create_archive, describe_cases, open_archive
 from casewise.core.errors import BadInput, CasewiseError, Mismatch, in_one_line
+from casewise.core.formats import as_shaped
 from casewise.core.records import CALIBRATION, EVALUATION, Case, Mask, State, Trajectory
 from casewise.core.text import UNIT, pluralize
 from casewise.data.folders import CaseFiles
@@ -178,7 +179,7 @@ def _check_unchanged(work: RecordCase, archive: Archive, backbone: Backbone) -> 
             label = _label(given, work.labels.get(name), backbone, work.ignore_geometry)
         except (CasewiseError, OSError, RuntimeError):
             continue  # a file that went away changes nothing that was recorded
-        now = None if label is None else mask_sha256(_as_shaped(label, np.empty(known.shape, np.uint8)))
+        now = None if label is None else mask_sha256(as_shaped(label, np.empty(known.shape, np.uint8)))
         changed = ["image"] * (known.input_sha256 not in (None, image_sha256(image)))
         changed += ["label"] * (now is not None and known.labelled and known.label_sha256 != now)
         if changed:
@@ -186,12 +187,6 @@ def _check_unchanged(work: RecordCase, archive: Archive, backbone: Backbone) -> 
                 f"the {' and the '.join(changed)} of case {name} changed after it was recorded in {archive.path}; "
                 "record into another folder"
             )
-
-
-def _as_shaped(label: Mask, mask: Mask) -> Mask:
-    """The label in the shape of the mask, where they differ in axes of length 1 only: a volume of one slice."""
-    same = [size for size in label.shape if size != 1] == [size for size in mask.shape if size != 1]
-    return label.reshape(mask.shape) if same else label
 
 
 def foreign_values(label: Mask, backbone: Backbone) -> list[int]:
@@ -245,7 +240,7 @@ def _add(
     """Add one case, with its label where there is one, to each of its ladders."""
     label = _label(work.cases[case.id], work.labels.get(case.id), backbone, work.ignore_geometry)
     if label is not None:
-        label = _as_shaped(label, next(iter(trajectories.values())).masks[0])
+        label = as_shaped(label, next(iter(trajectories.values())).masks[0])
         if foreign := foreign_values(label, backbone):
             on_warning(
                 f"{case.id}: its label holds {', '.join(map(str, foreign))}, which is not a class of the model; "

@@ -17,11 +17,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from casewise.adapt.logits import at_resolution, logits_of, mask_of, probabilities
+from casewise.adapt.logits import at_resolution, mask_of, network_logits, probabilities
 from casewise.core.errors import BadInput
 from casewise.core.records import Case, Mask
 from casewise.core.text import pluralize
 from casewise.data.folders import CaseFiles
+
+WHICH_NETWORK = (
+    "a weights file alone does not say which network it belongs to: "
+    'Model("package.module:factory", weights="unet.pth"), on the command line -m package.module:factory --weights FILE'
+)
 
 Invert = Callable[[Tensor], Tensor]
 """Maps predictions (n, classes, *space) of transformed inputs back to the geometry of the case."""
@@ -103,7 +108,7 @@ def logits_pipeline(
         logits: Function from inputs to logits at any resolution; default: the network.
         space: Grid of the mask; default: that of the inputs.
     """
-    run = logits or (lambda inputs: logits_of(network(inputs)))
+    run = logits or (lambda inputs: network_logits(network, inputs))
     grid = tuple(space or whole.shape[2:])
 
     def read(inputs: Tensor, invert: Invert) -> Tensor:
@@ -255,6 +260,8 @@ def load_backbone(
             f"{spec} is not a model folder: nnU-Net has plans.json and dataset.json, Hugging Face config.json, a MONAI "
             f"network network.json, a bundle configs/metadata.json; it holds {sorted(os.listdir(folder))[:6]}"
         )
+    if folder.is_file():
+        raise BadInput(f"{spec} is a file; {WHICH_NETWORK}")
     raise BadInput(f"{spec!r} must be an existing folder, a hub id org/name or package.module:factory")
 
 
@@ -263,6 +270,9 @@ def check_image(case: Case, *, channels: int | None = None) -> None:
     if case.image.size == 0:
         raise BadInput(f"case {case.id} has no voxels; its image has shape {case.image.shape}")
     if channels is not None and case.image.shape[0] != channels:
-        raise BadInput(f"the model takes {pluralize(channels, 'channel')}, case {case.id} has {case.image.shape[0]}")
+        raise BadInput(
+            f"the model takes {pluralize(channels, 'channel')}, case {case.id} has {case.image.shape[0]}: the shape of "
+            f"its image is {case.image.shape}, and channels come first"
+        )
     if not np.isfinite(case.image).all():
         raise BadInput(f"case {case.id} holds NaN or infinite values; repair the image")

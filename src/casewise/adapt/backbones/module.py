@@ -23,7 +23,7 @@ from torch.nn import functional
 
 from casewise.adapt.backbones import Backbone, Expectation, Prepared, Reading, check_image, logits_pipeline
 from casewise.adapt.backbones.checkpoints import load_weights
-from casewise.adapt.logits import at_resolution, logits_of, mask_of
+from casewise.adapt.logits import mask_of, network_logits
 from casewise.adapt.snapshot import fingerprint
 from casewise.core.errors import BadInput
 from casewise.core.records import Case, Mask
@@ -121,6 +121,7 @@ class Module(FileBackbone):
     window: tuple[int, ...] | None = None  # patch that updates are made on; None for the whole image
     infer: Inferer | None = None  # predicts a whole image; None: one forward pass
     device: str = "cpu"
+    bare: bool = False  # made of a network alone, whose caller scales the arrays
 
     def __post_init__(self) -> None:
         if not callable(self.intensity):
@@ -138,6 +139,16 @@ class Module(FileBackbone):
         """Description of the preprocessing."""
         own = self.intensity if isinstance(self.intensity, str) else self.intensity.__name__
         return f"module({self.dimensions}d, intensity={own}, multiple={self.multiple}, window={self.window})"
+
+    def read(self, files: CaseFiles) -> Reading:
+        """Read NIfTI or image files; a bare network is refused, because nothing says how files are scaled for it."""
+        if self.bare:
+            raise BadInput(
+                "a network alone does not say how the intensities of image files are scaled; give "
+                f'Module(network, classes={self.classes}, dimensions={self.dimensions}, intensity="zscore") of '
+                'casewise.adapt.backbones.module, or another intensity ("unit", "imagenet", "as-is")'
+            )
+        return super().read(files)
 
     def prepare(self, case: Case) -> Prepared:
         """Scale (channel, *space) and reshape it to (n, channel, *space)."""
@@ -158,7 +169,7 @@ class Module(FileBackbone):
         return self.infer(self.network, whole)
 
     def _logits(self, inputs: Tensor) -> Tensor:
-        return at_resolution(logits_of(self.network(inputs), classes=self.classes), inputs.shape[2:])
+        return network_logits(self.network, inputs, classes=self.classes)
 
     def _whole_mask(self, whole: Tensor) -> Mask:
         with torch.inference_mode():
@@ -219,7 +230,7 @@ def as_backbone(network: Backbone | nn.Module) -> Backbone:
     """Return a backbone unchanged; wrap a bare network without intensity scaling."""
     if not isinstance(network, nn.Module):
         return network
-    made = of_network(network, intensity="as-is")
+    made = of_network(network, intensity="as-is", bare=True)
     return replace(made, head="sigmoid") if made.classes == 1 else made
 
 
