@@ -30,7 +30,6 @@ from casewise.run.local import Engine, LocalEngine
 from casewise.run.record_folder import RecordCase, record_all
 from casewise.study.benchmark import (
     RESULT,
-    Method,
     check_cases,
     decide_all,
     result_table,
@@ -250,14 +249,10 @@ def bench(
         **score(decided, judged, sha256),
         "refused": list(refused),
     }
-    found = BenchResult(result, _fitted(decided), folder)
+    found = BenchResult(result, {one.name: one.policy for one in decided if one.design}, folder)
     if out is not None:
         found.save(folder)
     return found
-
-
-def _fitted(methods: Sequence[Method]) -> dict[str, Policy]:
-    return {one.name: one.policy for one in methods if one.design}
 
 
 def _is_archive(cases: Any) -> bool:
@@ -333,16 +328,10 @@ def _named(method: Any) -> tuple[str, Any]:
 
 
 def _recorded(
-    model: Model | Backbone,
-    proposers: Mapping[str, Adaptation],
-    cases: Sequence[Labelled],
-    path: Path,
-    metric: str,
-    facts: Mapping[str, str],
-    engine: Engine | None,
-    on_progress: OnProgress | None,
+    model: Model | Backbone, proposers: Mapping[str, Adaptation], cases: Sequence[Labelled], path: Path, metric: str,
+    facts: Mapping[str, str], engine: Engine | None, on_progress: OnProgress | None,
     on_warning: Callable[[str], None] | None,
-) -> Archive:
+) -> Archive:  # fmt: skip
     """Record one side of the split, or resume it."""
     labels = {one.id: one.label for one in cases if not isinstance(one.label, Path)}
     work = RecordCase(model, proposers, {one.id: one.case for one in cases}, labels=labels)

@@ -45,14 +45,10 @@ class Episode:
         self,
         network: nn.Module,
         image: Tensor | NDArray[Any],  # (n, channel, *space)
-        how: Adaptation,
-        *,
-        case_id: str = "case",
-        forward: Forward | None = None,
-        predict: Callable[[], Mask] | None = None,
-        head: str | None = None,
+        how: Adaptation, *, case_id: str = "case", forward: Forward | None = None,
+        predict: Callable[[], Mask] | None = None, head: str | None = None,
         before_forward: Callable[[], None] | None = None,  # may raise to stop the case, e.g. when its time is up
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.network, self.how, self.objective = network, how, how.built()
         self.case_id, self.seed, self.step = case_id, how.seed, 0
         self._moves = getattr(self.objective, "moves", "parameters")
@@ -117,13 +113,9 @@ class Episode:
         self._structure = structure_of(self.network) if self.how.reset == "stream" else []
 
     def next_case(
-        self,
-        image: Tensor | NDArray[Any],
-        case_id: str,
-        *,
-        forward: Forward | None = None,
+        self, image: Tensor | NDArray[Any], case_id: str, *, forward: Forward | None = None,
         predict: Callable[[], Mask] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Start the next case of a stream; weights and the state of the objective stay (see ``stream.py``).
 
         M0 of the case is predicted with the source weights, in the modes and with the statistics of training.

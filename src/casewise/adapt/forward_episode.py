@@ -57,17 +57,9 @@ class ForwardEpisode:
     shrinks: ClassVar[bool] = False
 
     def __init__(
-        self,
-        case: PreparedCase,
-        backbone: Backbone,
-        pipeline: Pipeline,
-        passes: Sequence[ForwardPass],
-        how: Adaptation,
-        *,
-        running: bool = False,
-        source_weight: float = 1.0,
-        changing: Collection[str] | None = (),
-    ) -> None:
+        self, case: PreparedCase, backbone: Backbone, pipeline: Pipeline, passes: Sequence[ForwardPass],
+        how: Adaptation, *, running: bool = False, source_weight: float = 1.0, changing: Collection[str] | None = (),
+    ) -> None:  # fmt: skip
         self.network, self.pipeline, self.passes = backbone.network, pipeline, tuple(passes)
         self.case_id, self.head = case.case.id, backbone.head
         self.how, self.consensus, self.running = how, how.consensus, running

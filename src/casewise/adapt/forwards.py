@@ -31,17 +31,10 @@ class Forwards:
     """Computes logits (n, classes, *space) in float32 from inputs (n, channel, *space), and the mask of the case."""
 
     def __init__(
-        self,
-        network: nn.Module,
-        inputs: Tensor,
-        moving: Mapping[str, Tensor],
-        how: Adaptation,
-        *,
-        forward: Forward | None = None,
-        predict: Callable[[], Mask] | None = None,
-        head: str | None = None,
+        self, network: nn.Module, inputs: Tensor, moving: Mapping[str, Tensor], how: Adaptation, *,
+        forward: Forward | None = None, predict: Callable[[], Mask] | None = None, head: str | None = None,
         before_forward: Callable[[], None] | None = None,  # may raise to stop the case, e.g. when its time is up
-    ) -> None:
+    ) -> None:  # fmt: skip
         if head is not None and head not in HEADS:
             raise BadInput(f"head must be 'softmax', 'sigmoid' or None, got '{head}'")
         self.inputs, self.head, self.classes = inputs, head or "", 0

@@ -103,9 +103,7 @@ def at_resolution(logits: Tensor, space: Sequence[int]) -> Tensor:
     if tuple(logits.shape[2:]) == tuple(space):
         return logits
     if logits.ndim - 2 != len(space):
-        raise BadInput(
-            f"the network must return logits (n, classes, {', '.join(map(str, space))}), got {tuple(logits.shape)}"
-        )
+        raise BadInput(f"the network must return logits (n, classes, *{tuple(space)}), got {tuple(logits.shape)}")
     return functional.interpolate(logits, size=tuple(space), mode=_MODES[len(space)], align_corners=False)
 
 

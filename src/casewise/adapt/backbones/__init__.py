@@ -93,12 +93,9 @@ def pipeline_of(prepared: Prepared, backbone: Backbone) -> Pipeline:
 
 
 def logits_pipeline(
-    network: nn.Module,
-    whole: Tensor,
-    head: str,
-    logits: Callable[[Tensor], Tensor] | None = None,
+    network: nn.Module, whole: Tensor, head: str, logits: Callable[[Tensor], Tensor] | None = None,
     space: Sequence[int] | None = None,
-) -> Pipeline:
+) -> Pipeline:  # fmt: skip
     """Return the pipeline of a network whose resized logits are the mask.
 
     Args:
@@ -216,18 +213,10 @@ class Backbone(Protocol):
 
 
 def load_backbone(
-    spec: str,
-    *,
-    weights: Path | None = None,
-    folds: Sequence[int | str] | None = None,
-    checkpoint: str = "checkpoint_final.pth",
-    device: str = "cpu",
-    step_size: float = 0.5,
-    mirroring: bool = True,
-    trust: bool = False,
-    trust_bundle: bool = False,
-    trust_architectures: Sequence[str] = (),
-) -> Backbone:
+    spec: str, *, weights: Path | None = None, folds: Sequence[int | str] | None = None,
+    checkpoint: str = "checkpoint_final.pth", device: str = "cpu", step_size: float = 0.5, mirroring: bool = True,
+    trust: bool = False, trust_bundle: bool = False, trust_architectures: Sequence[str] = (),
+) -> Backbone:  # fmt: skip
     """Load the backbone that ``spec`` names."""
     folder = Path(spec)
     if (folder / "plans.json").is_file() and (folder / "dataset.json").is_file():

@@ -172,15 +172,9 @@ class LiveLadder:
     """
 
     def __init__(
-        self,
-        case: Case,
-        network: Backbone | nn.Module,
-        prepared: Prepared,
-        hows: Mapping[str, Adaptation],
-        *,
-        together: bool = False,
-        deadline: float | None = None,
-    ) -> None:
+        self, case: Case, network: Backbone | nn.Module, prepared: Prepared, hows: Mapping[str, Adaptation], *,
+        together: bool = False, deadline: float | None = None,
+    ) -> None:  # fmt: skip
         self.case, self.hows, self.together = case, dict(hows), together
         self.made: dict[str, Trajectory] = {}
         self._network, self._prepared = network, prepared
