@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from casewise.core.errors import BadInput, CasewiseError
 from casewise.core.text import pluralize
 from casewise.data.datasets.located import LocatedCase, files_of
-from casewise.data.nifti import check_header, is_volume
+from casewise.data.nifti import check_header, is_volume, opened_image
 from casewise.data.pictures import check_picture
 from casewise.data.splits import Cohort, cluster_of, count_patients
 
@@ -68,15 +68,7 @@ def grid_of(path: Path) -> ImageGrid:
     """Return the grid of an image file from its header."""
     if not is_volume(path):
         return ImageGrid(check_picture(path))
-    import nibabel
-    from nibabel.filebasedimages import ImageFileError
-    from nibabel.spatialimages import HeaderDataError
-
-    header = check_header(path)
-    try:
-        image = nibabel.load(path)
-    except (ImageFileError, HeaderDataError) as error:
-        raise BadInput(f"{path.name} cannot be read ({error}); export it again") from error
+    header, image = check_header(path), opened_image(path)
     coded = bool(image.header["qform_code"]) or bool(image.header["sform_code"])
     affine = np.array(image.affine, dtype=np.float64)
     if not np.isfinite(affine).all() or np.linalg.matrix_rank(affine) < 4:

@@ -186,7 +186,7 @@ def read_volume(path: Path, *, frame: int | None = None, max_bytes: int = MAX_BY
     if volume is not None:
         return volume
     header = check_header(path, max_bytes=max_bytes)
-    image = _opened(path)
+    image = opened_image(path)
     try:
         voxels = _voxels(path, image, header, frame)
     except CasewiseError:
@@ -235,7 +235,7 @@ def _plain_volume(path: Path, *, max_bytes: int) -> Volume | None:
     return Volume(voxels, spacing[::-1], _geometry(fields, fields.get_best_affine(), header.shape))
 
 
-def _opened(path: Path) -> Any:
+def opened_image(path: Path) -> Any:
     """Open an image without unpacking its voxels; errors of nibabel become one sentence."""
     import nibabel
     from nibabel.filebasedimages import ImageFileError
@@ -278,7 +278,7 @@ def whole_numbers(voxels: NDArray[Any], name: str, *, within: float = 0.0) -> Ma
 
 def read_geometry(path: Path) -> Geometry:
     """Return the geometry of a volume from its header."""
-    header, image = check_header(path), _opened(path)
+    header, image = check_header(path), opened_image(path)
     return _geometry(image.header, image.affine, header.shape)
 
 
