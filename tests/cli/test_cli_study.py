@@ -124,7 +124,7 @@ def test_help_names_outputs_options_and_an_example(folders):
     for words in (
         "report.html",
         "not run",
-        "exposure ledger",
+        "exposures.jsonl",
         "--only",
         "casewise study evaluation --calibration holdout",
     ):
