@@ -358,7 +358,7 @@ def test_where_only_m0_is_unusual_the_chosen_mask_stays_and_is_flagged(promised)
     plain = promised.predict(image)
     found = replace(promised, policy=unusual, certificate=None).predict(image)
     assert found.flagged
-    assert any("the model's own mask is unlike" in note for note in found.notes)
+    assert any("the masks of this case are unlike" in note for note in found.notes)
     np.testing.assert_array_equal(found.mask, plain.mask)
     assert found.decision.action is plain.decision.action
 

@@ -132,7 +132,7 @@ def test_a_low_agreement_is_unlike_calibration_and_a_high_one_is_not() -> None:
     known = known_appearance([one.with_agreement(0.9 + 0.01 * (n % 3)) for n, one in enumerate(plain)])
     assert outside(plain[0].with_agreement(0.99), known) == []
     said = outside(plain[0].with_agreement(0.5), known)
-    assert said[0].startswith("agreement is 0.5;")
+    assert said[0].startswith("agreement of the candidate masks is 0.5;")
     assert outside(plain[0].with_agreement(0.5), known, image_only=True) == []  # the mask failed, not the image
     assert outside(plain[0].with_agreement(None), known) == []
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -214,8 +216,14 @@ def test_a_page_fits(made: Callable[[Path], str], widths: Any, tmp_path: Path) -
 def test_the_reviewers_page_fits(widths: Any, tmp_path: Path) -> None:
     folder = hearts(tmp_path / "out")
     folder.entry(LONG, status="failed", error=SENTENCE, error_kind="BadInput")
+    kept = json.loads(folder.layout.entry("kept").read_text())
+    first = "casewise/candidates/kept/1.nii.gz"
+    shutil.copy(tmp_path / "out" / first, tmp_path / "out" / first.replace("/1.", "/2."))
+    outputs = {**kept["outputs"], first.replace("/1.", "/2."): kept["outputs"][first]}
+    folder.entry("kept", **{**kept, "outputs": outputs, "names": {"1": SENTENCE, "2": SENTENCE}})
     with serving(tmp_path / "out", images=folder.images) as server:
         assert widths(server.url, "canvas[data-case]") == FITS
+        assert widths(f"{server.url}#kept", "canvas[data-case=kept]") == FITS
 
 
 @pytest.mark.parametrize(("tuned", "said"), [(0.7, "here the better one"), (0.9, "the worse one")])

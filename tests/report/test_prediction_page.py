@@ -85,7 +85,7 @@ def test_the_poorest_estimate_is_checked_first() -> None:
 
 
 def test_a_reason_names_classes_not_their_numbers() -> None:
-    said = f"{OUTSIDE}: the model's own mask is unlike its masks of the labelled images: brightness of label 3 is -0.8"
+    said = f"{OUTSIDE}: the masks of this case are unlike those of the labelled ones: brightness of label 3 is -0.8"
     one = replace(entry("a", flagged=True), notes=(said,))
     page = prediction_page([one], {**FACTS, "classes": {3: "right ventricle"}})
     assert "brightness of right ventricle is -0.8" in page

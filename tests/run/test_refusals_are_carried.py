@@ -95,14 +95,18 @@ def test_cases_outside_the_certificate_are_counted_beside_the_promise(work: Make
     entries = list(predict_folder(made, LocalEngine()))
     n = len(entries)
     statement, said = promised(made.deployment, entries)
-    outside = f"cases are {OUTSIDE}: no estimate or promise holds for them"
+
+    def outside(some: list[Any]) -> str:
+        named = ", ".join(one.case for one in some[:3]) + ", ..." * (len(some) > 3)
+        return f"{len(some)} of {n} cases ({named}) are {OUTSIDE}: no estimate or promise holds for them"
+
     assert statement is None  # the certificate covers none of them
     assert all(entry.certificate["void"] and entry.certificate["why_void"] == entry.uncovered for entry in entries)
-    assert said == ["the certificate does not hold here: it covers none of these cases", f"{n} of {n} {outside}"]
+    assert said == ["the certificate does not hold here: it covers none of these cases", outside(entries)]
     short = run_report(made, tmp_path, entries, 1.0, {})["certificate"]
     assert (short["void"], short["why_void"]) == (True, said[0])
     covered = [replace(entries[0], notes=()), *entries[1:]]
-    assert promised(made.deployment, covered) == ("at most a tenth is harmed", [f"{n - 1} of {n} {outside}"])
+    assert promised(made.deployment, covered) == ("at most a tenth is harmed", [outside(entries[1:])])
     sentences = [certificate_sentence(entry, "at most a tenth is harmed") for entry in covered[:2]]
     assert sentences[0] == "at most a tenth is harmed"
     assert sentences[1].startswith(f"the certificate does not cover this case: {OUTSIDE}: ")

@@ -55,7 +55,7 @@ def review(
         try:
             server.serve_forever()
         except KeyboardInterrupt:
-            typer.echo(f"{len(server.desk.log.latest())} cases have been reviewed", err=True)
+            typer.echo(f"{pluralize(len(server.desk.log.latest()), 'case')} reviewed", err=True)
 
 
 def _apply(folder: Path, out: Path | None, *, as_json: bool) -> None:

@@ -247,9 +247,9 @@ def _beyond(appearance: Appearance, known: KnownAppearance, places: Sequence[int
         low, high, value = there[:, place].min(), there[:, place].max(), rows[-1, place]
         if distances[-1, place] > limit and not (names[place] == AGREEMENT and value > low):
             shown = [_in_units(names[place], one) for one in (value, low, high)]
+            what = "agreement of the candidate masks" if names[place] == AGREEMENT else names[place]
             said.append(
-                f"{names[place]} is {shown[0]}; in the {pluralize(n, 'labelled ' + UNIT[0])} it is {shown[1]} to "
-                f"{shown[2]}"
+                f"{what} is {shown[0]}; in the {pluralize(n, 'labelled ' + UNIT[0])} it is {shown[1]} to {shown[2]}"
             )
     return said
 
@@ -276,7 +276,7 @@ def bound_by_appearance(
     if not said:
         return decision, ""
     if not of_image:
-        unlike = f"the model's own mask is unlike its masks of the labelled images: {said[0]}"
+        unlike = f"the masks of this case are unlike those of the labelled ones: {said[0]}"
         return replace(decision, flagged=True), unlike
     reason = f"this image is unlike the labelled ones: {of_image[0]}"
     back = Decision(

@@ -295,9 +295,11 @@ def promised(deployment: Deployment, entries: Sequence[PredictedCase]) -> tuple[
     said += [void] if void is not None and void not in said else []
     statement = None if deployment.certificate is None or said else deployment.certificate.statement
     for sign, what in {CALIBRATED: "of labelled patients", OUTSIDE: OUTSIDE}.items():
-        own = sum(bool(entry.noted(sign)) for entry in entries)
-        are, them = ("is", "it") if own == 1 else ("are", "them")
-        said += [f"{own} of {len(entries)} cases {are} {what}: no estimate or promise holds for {them}"] if own else []
+        own = [entry.case for entry in entries if entry.noted(sign)]
+        are, them = ("is", "it") if len(own) == 1 else ("are", "them")
+        named = f" ({', '.join(own[:3])}{', ...' if len(own) > 3 else ''})"
+        counted = f"{len(own)} of {len(entries)} cases{named} {are} {what}"
+        said += [f"{counted}: no estimate or promise holds for {them}"] if own else []
     return statement, said
 
 

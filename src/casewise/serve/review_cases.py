@@ -218,8 +218,8 @@ class Predictions:
             edit=_finite(measured.get("delta_foreground")),
             inputs=entry.inputs,
             flagged=decision is not None and decision.flagged,
-            quality=None if decision is None else _finite(decision.quality),
-            quality_low=None if decision is None else _finite(decision.quality_low),
+            quality=None if decision is None or entry.uncovered else _finite(decision.quality),
+            quality_low=None if decision is None or entry.uncovered else _finite(decision.quality_low),
         )
 
     def _states(self, case_id: str, entry: PredictedCase) -> tuple[str, ...]:

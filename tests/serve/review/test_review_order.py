@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 
+from casewise.core.prediction_record import OUTSIDE
 from casewise.render.mask_pictures import windowed
 from casewise.serve.review_cases import (
     Masks,
+    Predictions,
     ReviewCase,
     _near,
     changes_by_slice,
@@ -102,3 +106,13 @@ def test_labels_above_255_keep_their_boundaries():
     mask = np.array([[0, 255, 256, 1000]], np.uint16)
     read = np.asarray(Image.open(io.BytesIO(mask_slice(Masks(mask, None, mask, None), None))))
     assert read[0, :, 0].tolist() == [0, 255, 1, 235]
+
+
+def test_a_case_that_the_labels_do_not_cover_has_no_estimate(predictions):
+    """The page of the prediction folder prints none either, and says why."""
+    entry = json.loads(predictions.layout.entry("kept").read_text())
+    estimated = {**entry, "decision": {**entry["decision"], "quality": 0.8, "quality_low": 0.7}}
+    for notes, low in (([], 0.7), ([f"{OUTSIDE}: its masks are unlike the others"], None)):
+        predictions.entry("kept", **{**estimated, "notes": notes})
+        found = Predictions(predictions.layout.out)
+        assert found.cases["kept"].quality_low == low

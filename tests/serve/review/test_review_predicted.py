@@ -24,7 +24,7 @@ from casewise.run.gather import gathered_cases
 from casewise.run.local import LocalEngine
 from casewise.run.predict_folder import predict_folder, prediction_work
 from casewise.run.prediction_folder import Layout, verify_predictions
-from casewise.serve.review_cases import Predictions
+from casewise.serve.review_cases import Predictions, listed_regions
 from casewise.serve.review_log import REVIEWS, Review, ReviewLog, apply_reviews
 
 
@@ -100,6 +100,13 @@ def test_a_user_reviews_what_predict_wrote_and_stops_with_control_c(predicted):
         process.send_signal(signal.SIGINT)
         _, told = process.communicate(timeout=60)
     assert process.returncode == 0
-    assert "1 cases have been reviewed" in told
+    assert "1 case reviewed" in told
     assert decisions_of(out / "reviews.jsonl") == {row["id"]: "keep-m0"}
     assert verify_predictions(out) == []
+
+
+def test_both_pages_count_the_same_places(predicted: Path) -> None:
+    found = Predictions(predicted / "out")
+    for case_id, entry in found.entries.items():
+        listed = listed_regions(found.masks(case_id, found.cases[case_id].adapted), min_area=found.min_area)
+        assert listed["total"] == sum(bool(one["counts"]) for one in entry.regions) > 0
