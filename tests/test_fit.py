@@ -415,3 +415,18 @@ def test_scans_that_may_be_of_one_patient_are_named(ids, asked, tmp_path):
     _, (said,) = labelled_cases(phantom_cardiac(), cases, labels, None, keep=tmp_path)
     assert "every case counts as one" in said
     assert ("are p1_ED and p1_ES one patient?" in said) is asked
+
+
+def test_images_without_a_label_are_named_and_left_out(tmp_path):
+    images, labels = hearts(3)
+    for name, image, label in zip("abc", images, labels, strict=True):
+        for place, values in (("images", image[0]), ("labels", label)):
+            (tmp_path / place).mkdir(exist_ok=True)
+            volume = nibabel.Nifti1Image(np.asarray(values, np.float32).transpose(2, 1, 0), np.eye(4))
+            nibabel.save(volume, tmp_path / place / f"{name}.nii.gz")
+    (tmp_path / "labels" / "b.nii.gz").unlink()
+    found, said = labelled_cases(
+        phantom_cardiac(), tmp_path / "images", tmp_path / "labels", None, keep=tmp_path / "keep"
+    )
+    assert [one.id for one in found] == ["a", "c"]
+    assert "1 image left out, because no label has the same name: b" in said

@@ -296,14 +296,9 @@ class _Fit:
     # ---- steps ----
 
     def _tuned(
-        self,
-        cases: Sequence[Labelled],
-        tuning: Tuning,
-        notes: list[str],
-        *,
-        folder: str = TUNED,
+        self, cases: Sequence[Labelled], tuning: Tuning, notes: list[str], *, folder: str = TUNED,
         folds: int | None = None,
-    ) -> CrossFit | None:
+    ) -> CrossFit | None:  # fmt: skip
         """Tune the model once for each fold of the patients; None if that is not possible."""
         done: dict[int, int] = {}
         step = f"learn{HALF if folder == HALF_TUNED else ''}"
@@ -317,16 +312,10 @@ class _Fit:
         with self._timed("learn"):
             try:
                 found = cross_fit(
-                    self.model,
-                    [one.case for one in cases],
-                    [one.label for one in cases],
-                    [one.patient for one in cases],
-                    tuning,
-                    folder=self.folder / folder,
-                    folds=folds,
-                    workers=self.jobs,
-                    on_progress=progress,
-                )
+                    self.model, [one.case for one in cases], [one.label for one in cases],
+                    [one.patient for one in cases], tuning, folder=self.folder / folder, folds=folds,
+                    workers=self.jobs, on_progress=progress,
+                )  # fmt: skip
             except TooFewCases as error:
                 notes.append(f"nothing was learned: {error}")
                 return None
@@ -544,8 +533,9 @@ def labelled_cases(
         found = [
             Labelled(one.id, one.cluster or one.id, one.checked(), one.label) for one in files if one.label is not None
         ]
-        if unlabelled := len(files) - len(found):
-            notes.append(f"{pluralize(unlabelled, 'image')} without a label were left out")
+        if lost := [one.id for one in files if one.label is None]:
+            named = f"{', '.join(lost[:3])}{', ...' if len(lost) > 3 else ''}"
+            notes.append(f"{pluralize(len(lost), 'image')} left out, because no label has the same name: {named}")
     else:
         found = list(_given(backbone, images, labels))
     found = _with_patients(found, patients)

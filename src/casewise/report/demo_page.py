@@ -106,13 +106,13 @@ class DemoFacts:
 
     def _harm(self) -> str:
         """Return for each way how many hearts it makes worse and its mean gain, because one does not show the other."""
-        ours = self.row("deployed")
-        others = "".join(
-            f"; with the {said} alone {row['lost'] or 'none'}, for {row['gain']:+.3f}"
-            for said, row in ((said, self.row(way)) for way, said in WAYS.items() if way in self.same[0].dice)
-        )
-        lost = f"{ours['lost'] or 'None'} of {len(self.same)} hearts lose more than a point of Dice (0.01)"
-        return f"{lost}, for a mean gain of {ours['gain']:+.3f}{others}."
+        made = {said: self.row(way) for way, said in WAYS.items() if way in self.same[0].dice}
+        others = [
+            f"; with the {said} alone {row['lost'] or 'none'}, for {row['gain']:+.3f}" for said, row in made.items()
+        ]
+        ours, n = self.row("deployed"), len(self.same)
+        lost = f"{ours['lost'] or 'None'} of {n} hearts lose more than a point of Dice (0.01)"
+        return f"{lost}, for a mean gain of {ours['gain']:+.3f}{''.join(others)}."
 
     def _promise(self, lost: int, n: int) -> str:
         if self.certificate is None:

@@ -80,23 +80,15 @@ class PredictCase:
         """Return an entry with the facts of the run only."""
         policy = self.deployment.policy
         return PredictedCase(
-            case=files.id,
-            name=files.name or files.id,
-            status=FAILED,
-            group=files.group,
-            key=self.key,
-            seed=self.deployment.adaptation.seed,
-            device=self.deployment.device,
+            case=files.id, name=files.name or files.id, status=FAILED, group=files.group, key=self.key,
+            seed=self.deployment.adaptation.seed, device=self.deployment.device,
             trusted_checkpoint=self.deployment.trusted["checkpoint"],
             policy={
-                "name": policy.name,
-                "calibration_id": policy.calibration_id,
-                "no_go": no_go(policy),
+                "name": policy.name, "calibration_id": policy.calibration_id, "no_go": no_go(policy),
                 **({"ladders": list(policy.ladders)} if policy.ladders else {}),
             },
-            certificate=self.deployment.promise,
-            versions=versions(),
-        )
+            certificate=self.deployment.promise, versions=versions(),
+        )  # fmt: skip
 
     def _predicted(self, files: CaseFiles, began: float) -> PredictedCase:
         backbone = self.deployment.backbone

@@ -204,23 +204,16 @@ class Predictions:
         adapted = own if own in states and DEPLOYED not in states else shown_first(states)
         last = shown_first(tuple(name for name in signals if _STATE.fullmatch(name)))
         measured = signals.get(adapted or "") or signals.get(last or "") or {}
+        sure = None if entry.uncovered else decision  # no estimate holds where the labels do not cover a case
         return ReviewCase(
-            id=case_id,
-            about=self.about(case_id),
-            status=entry.status,
-            group=entry.group,
-            action=entry.action,
-            reason="" if decision is None else decision.reason,
-            error=entry.error or "",
-            warnings=entry.warnings,
-            states={state: _name(state, entry) for state in states},
-            adapted=adapted,
-            edit=_finite(measured.get("delta_foreground")),
-            inputs=entry.inputs,
+            id=case_id, about=self.about(case_id), status=entry.status, group=entry.group, action=entry.action,
+            reason="" if decision is None else decision.reason, error=entry.error or "", warnings=entry.warnings,
+            states={state: _name(state, entry) for state in states}, adapted=adapted,
+            edit=_finite(measured.get("delta_foreground")), inputs=entry.inputs,
             flagged=decision is not None and decision.flagged,
-            quality=None if decision is None or entry.uncovered else _finite(decision.quality),
-            quality_low=None if decision is None or entry.uncovered else _finite(decision.quality_low),
-        )
+            quality=None if sure is None else _finite(sure.quality),
+            quality_low=None if sure is None else _finite(sure.quality_low),
+        )  # fmt: skip
 
     def _states(self, case_id: str, entry: PredictedCase) -> tuple[str, ...]:
         """Saved candidates, those of other ladders by name; without them the deployed state, where that is not M0.
