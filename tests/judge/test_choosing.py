@@ -810,7 +810,7 @@ def test_too_few_patients_for_flags_are_reported_before_anything_is_computed(tmp
     words = ["calibrate", str(tmp_path / "a"), "--flag-below", "0.7", "-o", str(tmp_path / "p.json")]
     result = CliRunner().invoke(app, words)
     assert isinstance(result.exception, TypeError)  # 1 / None: no flag is asked of the comparison
-    assert "needs at least 9 clusters (patients), got 4" in result.output
+    assert "needs at least 9 patients, got 4" in result.output
 
 
 def test_a_design_that_hurts_too_many_names_the_count_that_is_too_large():

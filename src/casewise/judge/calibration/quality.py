@@ -52,7 +52,7 @@ def too_few_for_flags(archive: Archive, level: float) -> str | None:
 def _too_few(level: float, amount: int) -> str:
     possible = [one for one in (0.95, 0.9, 0.8, 0.7, 0.6, 0.5) if clusters_needed(one) <= amount]
     return (
-        f"a lower bound at level {level:g} needs at least {clusters_needed(level)} clusters (patients), got {amount}; "
+        f"a lower bound at level {level:g} needs at least {clusters_needed(level)} {UNIT[1]}, got {amount}; "
         f"label more{f', or take a lower level (casewise calibrate --confidence {possible[0]:g})' if possible else ''}"
     )
 
