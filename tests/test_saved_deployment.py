@@ -326,5 +326,6 @@ def test_inspect_describes_a_deployment_and_a_model_and_refuses_a_changed_one(sa
         (tmp_path / "net" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "net" / name).write_text(json.dumps(content))
     assert "nnU-Net model" in inspected(tmp_path / "net").output
+    assert "casewise fit -m" in inspected(tmp_path / "net").output  # predict alone would need a policy
     (saved / "policy.json").write_text("{}")
     assert isinstance(inspected(saved).exception, Mismatch)

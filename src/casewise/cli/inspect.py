@@ -227,7 +227,8 @@ def _describe_model(path: Path, kind: str, *, as_json: bool) -> None:
     else:
         facts["bytes"] = path.stat().st_size
     said = (f"{name:<11} {_plainly(value)}" for name, value in facts.items() if name not in ("path", "kind"))
-    use = [] if path.is_file() else [f"use it with: casewise predict -m {path} -i IN -o OUT"]
+    command = "predict -m {} -i IN -o OUT" if kind == "deployment" else "fit -m {} -i IMAGES -l LABELS -o DEPLOYMENT"
+    use = [] if path.is_file() else [f"use it with: casewise {command.format(path)}"]
     answer("\n".join([f"{path}: {kind}", *said, *use]), facts, as_json=as_json)
 
 
