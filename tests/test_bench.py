@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import re
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,14 @@ def found(network: nn.Module, tmp_path_factory: pytest.TempPathFactory) -> Any:
     )  # fmt: skip
     assert fingerprint(network) == before
     return made
+
+
+def test_m0_cannot_be_hurt_by_itself_so_its_bound_is_a_dash(found: Any) -> None:
+    heads, m0, other = (list(csv.reader(found.csv().splitlines()))[at] for at in (0, 1, 2))
+    column = next(at for at, head in enumerate(heads) if head.startswith("Hurt patients"))
+    assert m0[0] == "M0"
+    assert not any(char.isdigit() for char in m0[column])
+    assert float(other[column]) > 0
 
 
 def test_the_table_has_every_method(found: Any) -> None:

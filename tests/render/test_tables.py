@@ -58,6 +58,12 @@ def test_latex_is_booktabs_with_rules_and_bold():
     assert r"fixed\_4" in text
 
 
+def test_latex_has_only_characters_that_every_engine_sets():
+    """The table of the algorithm writes the masks of M0 and of the first step with letters that pdflatex refuses."""
+    names = "predict ŷ₀ and ŷ₁, −1 ≤ δ ≥ τ × 2 → ∞"
+    assert tex(Table("t", "T", (Column("a", "A", text=True),), [{"a": names}])).isascii()
+
+
 def test_best_values_are_those_that_print_the_same():
     rows = [{"ha": 0.1301}, {"ha": 0.1304}, {"ha": 0.2}, {"ha": NOT_RUN}]
     assert best(rows, "ha", range(4), min) == {(0, "ha"), (1, "ha")}

@@ -192,8 +192,8 @@ def verdict(row: Mapping[str, Any]) -> str:
         return f"an interval that excludes zero ({p})"
     if row["separated"]:
         return f"an interval that excludes zero, but {p} does not reject chance at 0.05, so no difference is shown"
-    reach = "an interval that contains zero" if row["low"] < row["high"] else "which has no interval"
-    return f"{reach} ({p}), so no difference is shown"
+    reach = f"an interval that contains zero ({p})" if row["low"] < row["high"] else p
+    return f"{reach}, so no difference is shown"
 
 
 # ---- what the page shows ----
