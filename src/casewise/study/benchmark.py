@@ -442,13 +442,12 @@ def result_table(result: Mapping[str, Any]) -> Table:
 def _row(method: Mapping[str, Any]) -> dict[str, Cell]:
     scores, promise = method["scores"], method["promise"]
     row: dict[str, Cell] = {one.key: DASH if scores.get(one.key) is None else scores[one.key] for one in COLUMNS}
-    if method["name"] == "M0":
-        row["hurt_bound"] = DASH  # M0 is the reference: no new patient can lose against it
+    # M0 is the reference: no new patient can lose against it
+    row |= {"hurt_bound": DASH} if method["name"] == "M0" else {}
     if scores["low"] is not None:
         row["gain"] = Estimate(scores["gain"], scores["low"], scores["high"])
     missed = ", MISSED" if promise is not None and promise["missed"] else ""
-    words = "" if promise is None else f"{promise['loss']} ≤ {promise['alpha']:g}: {promise['realized']:.3f}{missed}"
-    if any("NO-GO" in str(note) for note in method["notes"]):
-        words = f"NO-GO; {words}".removesuffix("; ")
+    words = ["NO-GO"] if any("NO-GO" in str(note) for note in method["notes"]) else []
+    words += [f"{promise['loss']} ≤ {promise['alpha']:g}: {promise['realized']:.3f}{missed}"] if promise else []
     took = f" (took {method['took']})" if method["design"] == "default" else ""
-    return {**row, "method": method["name"] + took, "promise": words or DASH}
+    return {**row, "method": method["name"] + took, "promise": "; ".join(words) or DASH}
