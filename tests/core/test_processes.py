@@ -31,3 +31,25 @@ def test_a_script_is_not_run_again_by_the_processes_that_it_starts(tmp_path: Pat
     done = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "the script runs\n"
+
+
+CHILD = """
+import signal
+def ask(pipe, work): pipe.send(signal.getsignal(signal.SIGINT) == signal.SIG_IGN)
+"""
+PARENT = """
+from multiprocessing import Pipe
+from casewise.core.processes import spawn
+from child import ask
+ours, theirs = Pipe()
+spawn(ask, theirs, None)
+assert ours.recv()
+"""
+
+
+def test_ctrl_c_is_left_to_the_first_process(tmp_path: Path) -> None:
+    """A terminal sends it to all; a traceback of each process would hide what the first one says."""
+    for name, text in (("child.py", CHILD), ("parent.py", PARENT)):
+        (tmp_path / name).write_text(text)
+    done = subprocess.run([sys.executable, "parent.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import pickle
+import signal
 import sys
 import threading
 from collections.abc import Callable
@@ -43,6 +44,7 @@ def spawn(target: Callable[..., None], pipe: Connection, work: Any, *rest: Any) 
 
 
 def _serve(target: Callable[..., None], pipe: Connection, pickled: bytes, *rest: Any) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal; the parent ends this one
     threading.Thread(target=_end_with_parent, daemon=True).start()
     target(pipe, pickle.loads(pickled), *rest)
 
