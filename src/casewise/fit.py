@@ -285,7 +285,7 @@ class _Fit:
         deployment.save(self.folder, copy_model=copy_model)
         facts = self._facts(archive, policy, certificate, tuned)
         facts |= {"measures": measured, "learning_curve": curve}
-        facts["case_s"] = self._seconds_per_case(deployment, learners[0])
+        facts["case_s"] = round(deployment.predict(self._read(learners[0])).seconds, 2)  # of a new case
         write_json(self.folder / SUMMARY, facts)
         rows = policy.preflight.get("out_of_fold", ())
         known, classes = {one.id: one for one in learners}, Classes(self.backbone.labels, self.chosen.metric != "miou")
@@ -446,10 +446,6 @@ class _Fit:
             "steps_s": {name: round(value, 1) for name, value in self.seconds.items()},
             "next": predict_command(self.folder, self.model, policy),
         }
-
-    def _seconds_per_case(self, deployment: Deployment, one: Labelled) -> float:
-        """Measure how long a new case takes; its label is not read."""
-        return round(deployment.predict(self._read(one)).seconds, 2)
 
     def _read(self, one: Labelled) -> Case:
         return one.case if isinstance(one.case, Case) else self.backbone.read(one.case.checked()).case

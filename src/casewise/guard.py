@@ -125,7 +125,8 @@ def run_judge(
         with ladder:  # the end of the block raises MovedUnselected, even if the objective failed, too
             try:
                 decision = decide(judge, ladder)
-                mask = mask_of(judge.controller, ladder.mask, decision if judge.ladders else _unnamed(decision))
+                own = decision if judge.ladders else replace(decision, state=decision.state.on(""))
+                mask = mask_of(judge.controller, ladder.mask, own)
             except Exception as error:
                 failed = error
         if failed is not None:
@@ -146,10 +147,6 @@ def _network(given: Any) -> Any:
     from casewise.adapt.model import as_model, loaded
 
     return given if isinstance(given, nn.Module) or hasattr(given, "prepare") else loaded(as_model(given))
-
-
-def _unnamed(decision: Decision) -> Decision:
-    return replace(decision, state=decision.state.on(""))
 
 
 def check_bound(policy: Policy, hows: Mapping[str, Adaptation], network: Any) -> None:
