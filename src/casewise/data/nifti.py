@@ -169,7 +169,7 @@ def _check_place(path: Path, fields: Any) -> None:
         wrong = f"spacing {[float(zoom) for zoom in zooms]}"
     elif fields["sform_code"] > 0:
         affine = np.array([fields[f"srow_{axis}"] for axis in "xyz"], np.float64)
-        if not np.isfinite(affine).all() or np.linalg.matrix_rank(affine[:, :3]) < 3:
+        if not np.isfinite(affine).all() or _is_flat(affine[:, :3]):
             wrong = f"sform {affine.tolist()}"
     elif fields["qform_code"] > 0:
         offsets = [float(fields[f"qoffset_{axis}"]) for axis in "xyz"]
@@ -179,10 +179,17 @@ def _check_place(path: Path, fields: Any) -> None:
         raise BadInput(f"{path.name}: {wrong} places no volume; set qform or sform anew, or export the file again")
 
 
-def read_volume(path: Path, *, frame: int | None = None, max_bytes: int = MAX_BYTES) -> Volume:
+def _is_flat(axes: NDArray[np.float64]) -> bool:
+    """Return True if three axes span no volume: the determinant, as a share of the product of their lengths, is 0."""
+    (a, b, c), (d, e, f), (g, h, i) = axes.tolist()
+    lengths = math.hypot(a, d, g) * math.hypot(b, e, h) * math.hypot(c, f, i)
+    return abs(a * (e * i - f * h) - b * (d * i - f * g) + c * (d * h - e * g)) <= 1e-12 * lengths
+
+
+def read_volume(path: Path, *, frame: int | None = None, max_bytes: int = MAX_BYTES, writable: bool = True) -> Volume:
     """Read a volume after its header was checked; ``frame`` picks one time point of a 4-D file without unpacking the
-    others."""
-    volume = _plain_volume(path, max_bytes=max_bytes) if frame is None else None
+    others. The voxels may be read-only unless ``writable``, which saves a copy."""
+    volume = _plain_volume(path, max_bytes=max_bytes, writable=writable) if frame is None else None
     if volume is not None:
         return volume
     header = check_header(path, max_bytes=max_bytes)
@@ -197,7 +204,7 @@ def read_volume(path: Path, *, frame: int | None = None, max_bytes: int = MAX_BY
     return Volume(voxels.T, zooms[::-1], _geometry(image.header, image.affine, voxels.shape))
 
 
-def _plain_volume(path: Path, *, max_bytes: int) -> Volume | None:
+def _plain_volume(path: Path, *, max_bytes: int, writable: bool) -> Volume | None:
     """Read the usual kind of file in one step: compressed NIfTI-1, one volume of unscaled numbers after the header.
 
     This is several times faster than nibabel, with the same result. Other files return None, and nibabel reads them.
@@ -230,7 +237,9 @@ def _plain_volume(path: Path, *, max_bytes: int) -> Volume | None:
         return None  # nibabel then reads the file and reports the error
     if len(content) != header.bytes:
         return None
-    voxels = np.frombuffer(bytearray(content), fields.get_data_dtype()).reshape(header.shape[::-1])
+    voxels = np.frombuffer(bytearray(content) if writable else content, fields.get_data_dtype()).reshape(
+        header.shape[::-1]
+    )
     spacing = tuple(abs(float(zoom)) for zoom in fields.get_zooms()[:3])
     return Volume(voxels, spacing[::-1], _geometry(fields, fields.get_best_affine(), header.shape))
 

@@ -185,7 +185,7 @@ def read_placed(path: Path) -> Placed:
         elif path.name.lower().endswith(".png"):
             placed = Placed(read_label_picture(path))
         else:
-            volume = read_volume(path)
+            volume = read_volume(path, writable=False)
             placed = Placed(whole_numbers(volume.voxels, path.name), volume.spacing_mm, volume.geometry.affine)
     except (CasewiseError, ValueError, EOFError, OSError) as error:
         kind = "channels" if isinstance(error, NotAMask) else "unreadable"
@@ -230,7 +230,8 @@ def _on_grid(case_id: str, name: str, placed: Placed, grid: Placed, resample: st
 def _same_place(one: Placed, other: Placed) -> bool:
     if one.affine is None or other.affine is None:
         return True
-    return bool(np.allclose(one.affine, other.affine, rtol=1e-5, atol=_TOLERANCE))
+    apart = np.abs(one.affine - other.affine)
+    return bool((apart <= _TOLERANCE + 1e-5 * np.abs(other.affine)).all())
 
 
 def _nearest(placed: Placed, grid: Placed) -> Mask:

@@ -165,13 +165,22 @@ def _metrics(pair: MaskPair, metric: str) -> tuple[float, float]:
 def _regressions(found: Regions, worse: Integers, voxel_ml: float | None) -> tuple[Regression, ...]:
     """The largest harmful regions, with their boxes."""
     harmful = np.flatnonzero(found.kept & (worse > 0))
+    harmful = harmful[np.argsort(-found.sizes[harmful], kind="stable")][:LISTED]
+    if not harmful.size:
+        return ()
+    rank = np.full(found.sizes.size, LISTED)
+    rank[harmful] = np.arange(harmful.size)
+    of = rank[found.number]
+    order = np.argsort(of, kind="stable")[: int(found.sizes[harmful].sum())]  # the voxels of one region after another
+    begin = np.searchsorted(of[order], np.arange(harmful.size))
+    where = np.stack(np.unravel_index(found.voxels[order], found.shape))
+    low, high = (edge.reduceat(where, begin, axis=1).T.tolist() for edge in (np.minimum, np.maximum))
     listed = []
-    for number in harmful[np.argsort(-found.sizes[harmful], kind="stable")][:LISTED].tolist():
-        where = np.unravel_index(found.voxels[found.number == number], found.shape)
-        low, high = (tuple(int(edge(at)) for at in where) for edge in (np.min, np.max))
+    for at, number in enumerate(harmful.tolist()):
         size = int(found.sizes[number])
         ml = None if voxel_ml is None else size * voxel_ml
-        listed.append(Regression(size, int(worse[number]), low, tuple(at + 1 for at in high), ml))
+        beyond = tuple(edge + 1 for edge in high[at])
+        listed.append(Regression(size, int(worse[number]), tuple(low[at]), beyond, ml))
     return tuple(listed)
 
 
