@@ -77,6 +77,18 @@ def test_nothing_from_a_file_becomes_markup():
     assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("5", "2", "1")
 
 
+def test_the_page_says_whether_the_change_is_significant_and_in_which_unit_sizes_are():
+    assert "not statistically significant (5 % level, by patient)" in page()
+    mask = heart()
+    cases = []
+    for at in range(9):
+        label = mask.copy()
+        label[: at + 1] = 0
+        cases.append(ComparedCase(f"h{at}", comparison(mask, mask, label, spacing_mm=(1, 1, 1)), None, f"p{at}"))
+    sizes = Comparisons(tuple(cases)).summary["sizes"]
+    assert [row["unit"] for row in sizes] == ["ml"] * 3
+
+
 def test_shares_of_helped_and_hurt_have_intervals_and_flipped_cases_are_named():
     text = page()
     assert "became better 0.000 [0.000, 0.708], worse 0.667 [" in text
@@ -106,6 +118,9 @@ def test_a_verdict_that_cannot_be_had_is_not_called_rejected():
     assert headline(found).startswith("Not decided: 3 patients cannot decide 9 of 9 criteria; none is broken")
     assert check_lines(found) == [
         "?    9 criteria (max_ha on label 0, max_ha on label 1, max_ha on label 2, ...): too few"
+    ]
+    assert check_lines({**found, "checks": checks[:2]}) == [
+        "?    2 criteria (max_ha on label 0, max_ha on label 1): too few"
     ]
     suite = ElementTree.fromstring(junit_xml(found, []).encode())[0]
     assert (suite.get("failures"), suite.get("errors")) == ("0", "10")  # nine criteria, one pair

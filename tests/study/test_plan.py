@@ -44,7 +44,14 @@ def test_the_template_is_a_plan_and_each_commented_line_is_one_too(tmp_path):
     [
         ("", "has no criterion"),
         ("[protocol.criteria]\nmax_mean_drp = 0.1", "Did you mean 'max_mean_drop'"),
-        ("[protocol.criteria]\nmax_ha = 3", "its limit must be from 0 to 1"),
+        ("[protocol.criteria]\nmax_ha = 3", "its limit must be from 0 to below 1"),
+        ("[protocol.criteria]\nmax_harmed_share = 1", r"its limit must be from 0 to below 1 \(0.05 is 5 %\), got 1"),
+        ("[protocol.criteria]\nmax_mean_drop = 1", "max_mean_drop must be from -1 to 1"),
+        ("[protocol.criteria]\nmin_mean_gain = 2", "min_mean_gain must be from -1 to 1"),
+        ("[protocol.criteria]\nmax_harmed_share = {limit = 0.1, margin = 5}", "margin must be from 0 to below 1"),
+        ("[protocol.criteria]\nmax_flipped_share = {limit = 0.1, margin = 70}", "margin must be from 0 to below 1"),
+        ("[protocol.criteria]\nmax_harmed_share = {limit = 0.1, margin = -0.05}", "margin must be from 0"),
+        ('[protocol.criteria]\nmax_ha=0.1\n[measures.x]\nformula = "LV"\nunit = 5', "measure x takes formula, unit"),
         ("[protocol.criteria.measures.ef]\nmax_error_rise = 3", "measure 'ef', which the plan does not declare"),
         (f"[protocol.criteria.measures.ef]\nmax_ha = 0.1\n{EF}", "max_ha is not a criterion on a measure"),
         ("[protocol.criteria]\nmax_error_rise = 3", "is a criterion on a measure"),
@@ -116,7 +123,7 @@ def test_the_number_of_patients_for_a_mean_is_that_of_the_t_test(tmp_path):
     (unknown, _) = how_many(plan(tmp_path, "max_mean_drop = 0.01"))
     assert "give sd" in unknown.why
     (gain, _) = how_many(
-        plan(tmp_path, "min_mean_gain = {limit = 0.0, expected = 0.01, sd = 0.02}\nmax_harmed_share=1")
+        plan(tmp_path, "min_mean_gain = {limit = 0.0, expected = 0.01, sd = 0.02}\nmax_harmed_share=0.99")
     )
     assert gain.patients is not None
 

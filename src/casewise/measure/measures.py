@@ -179,8 +179,8 @@ def declared_measures(plain: Any) -> tuple[Measure, ...]:
     for name, given in plain.items():
         parts = dict(given) if isinstance(given, Mapping) else {"formula": given}
         unknown = sorted(set(parts) - {"formula", "unit", "decision"})
-        if unknown or "formula" not in parts:
-            raise BadInput(f"measure {name} takes formula, unit and decision; got {', '.join(map(str, parts)) or '{}'}")
+        if unknown or "formula" not in parts or not isinstance(parts.get("unit", ""), str):
+            raise BadInput(f"measure {name} takes formula, unit and decision as texts; got {str(parts)[:80]}")
         found.append(
             measure(str(name), parts["formula"], unit=parts.get("unit", ""), decision=parts.get("decision", ()))
         )

@@ -33,7 +33,7 @@ def verdict_reason(summary: Summary) -> str:
     checks = summary["checks"]
     broken, undecided = (_with(checks, state) for state in ("broken", "undecided"))
     if broken:
-        which = ", ".join(f"{check['name']} on {check['scope']}" for check in broken[:3]) + ", ..." * (len(broken) > 3)
+        which = _first([f"{check['name']} on {check['scope']}" for check in broken])
         return f"{len(broken)} of {_criteria(len(checks))} {'is' if len(broken) == 1 else 'are'} broken ({which})."
     nobody = ", ".join(f"{check['name']} on {check['scope']}" for check in undecided if not check["patients"])
     if nobody:
@@ -45,6 +45,10 @@ def verdict_reason(summary: Summary) -> str:
             f"none is broken, so more labelled patients may show that the new masks are good enough."
         )
     return f"{'the criterion is met' if len(checks) == 1 else f'all {len(checks)} criteria are met'}."
+
+
+def _first(names: Sequence[str], most: int = 3) -> str:
+    return ", ".join(names[:most]) + ", ..." * (len(names) > most)
 
 
 def _criteria(count: int) -> str:
@@ -92,7 +96,7 @@ def check_lines(summary: Summary) -> list[str]:
     for check in _with(summary["checks"], "undecided"):
         causes.setdefault(_cause(check), []).append(f"{check['name']} on {check['scope']}")
     for cause, names in causes.items():
-        which = names[0] if len(names) == 1 else f"{len(names)} criteria ({', '.join(names[:3])}, ...)"
+        which = names[0] if len(names) == 1 else f"{len(names)} criteria ({_first(names)})"
         lines.append(f"?    {which}: {cause}")
     return [*lines, *lines_of("ok  ", "met")]
 

@@ -240,8 +240,12 @@ def _criterion(name: str, given: Any, scope: str) -> Criterion:
     if parts.get("sd", 1) <= 0:
         raise BadInput(f"{name}: sd, the spread of patients, must be above 0, got {parts['sd']}")
     limit, margin = float(parts["limit"]), float(parts.get("margin", quantity.margin))
-    if quantity.is_share and not 0 <= limit <= 1:
-        raise BadInput(f"{name} bounds a share, so its limit must be from 0 to 1, got {limit}")
+    if quantity.is_share and not 0 <= limit < 1:  # every mask meets a limit of 1, which may be meant as 1 %
+        raise BadInput(f"{name} bounds a share, so its limit must be from 0 to below 1 (0.05 is 5 %), got {limit:g}")
+    if quantity.of is _fall and not -1 < limit < 1:
+        raise BadInput(f"{name} must be from -1 to 1, as the metric is (0.01 is one point in 100), got {limit:g}")
+    if not 0 <= margin < 1:
+        raise BadInput(f"{name}: margin must be from 0 to below 1, such as 0.05, got {margin:g}")
     return Criterion(name, limit, margin, scope, parts.get("expected"), parts.get("sd"))
 
 
@@ -310,7 +314,7 @@ def _case_columns(cohort: ComparedCohort, of_labels: Mapping[int, Columns]) -> C
 
 _NOBODY = {
     "each_label": "no mask has a label",
-    "each_size": "the cases do not differ in size, or are fewer than six",
+    "each_size": "there are fewer than six cases, or too many of the same size",
 }
 
 
@@ -384,7 +388,7 @@ def _needed(criterion: Criterion, means: Floats, confidence: float) -> int:
     """
     limit = criterion.highest
     if QUANTITIES[criterion.name].is_share:
-        return ltt_cases(limit, 1 - confidence) if 0 < limit < 1 else 1
+        return ltt_cases(limit, 1 - confidence) if limit > 0 else 1
     room = limit - float(means.mean())
     if room <= 0 or means.size < 2:
         return FEWEST

@@ -79,6 +79,7 @@ class Comparisons:
     def summary(self) -> dict[str, Any]:
         """The cohort, its labels and its groups in plain JSON types; estimates with 95 % intervals by cluster."""
         cohort = self.cohort
+        unit = "ml" if cohort.in_ml else "voxels"
         return {
             **cohort_row(cohort, good=self.good),
             "labels": [{"label": number, **label_row(cohort, number, good=self.good)} for number in self.label_numbers],
@@ -86,7 +87,7 @@ class Comparisons:
                 {"group": name, **cohort_row(cohort, cohort.of_group(name), good=self.good)} for name in cohort.groups
             ],
             "sizes": [
-                {"size": name, "from": low, "to": high, **cohort_row(cohort, which, good=self.good)}
+                {"size": name, "from": low, "to": high, "unit": unit, **cohort_row(cohort, which, good=self.good)}
                 for name, low, high, which in cohort.size_classes
             ],
         }

@@ -215,7 +215,7 @@ def _check_consistent(plan: ChangePlan) -> None:
     if plan.acceptance.confidence is None:
         return
     for one in plan.criteria:
-        if QUANTITIES[one.name].is_share and one.limit < 1:
+        if QUANTITIES[one.name].is_share:
             fewest = ltt_cases(one.limit, 1 - plan.acceptance.confidence) if one.limit > 0 else MOST_PATIENTS
             if fewest >= MOST_PATIENTS:
                 raise BadInput(f"no sample can show {one.name} <= {one.limit:g}; allow more, such as 0.05")
