@@ -178,7 +178,12 @@ def test_folders_have_a_verdict_in_python_and_its_first_line_says_what_became_of
     assert changed.verdict == "accepted"
     assert "changed after" in changed.notes[0]
     assert "the labels differ from those of the plan" in changed.notes[1]
-    path.write_text(path.read_text().replace("abc", changed.hashes["label"]))
+    path.write_text(path.read_text().replace('"abc"', f'"{changed.hashes["label"]}"\ndata.new = "abc"'))
+    assert (
+        "the new masks differ from those of the plan"
+        in casewise.compare(root / "old", root / "new", **options).notes[1]
+    )
+    path.write_text(path.read_text().replace('data.new = "abc"', ""))
     assert len(casewise.compare(root / "old", root / "new", **options).notes) == 1
     assert Chain(log_of(path)).lines()[-1]["verdict"] == "accepted"
 

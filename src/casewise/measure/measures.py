@@ -195,7 +195,8 @@ def check_names(declared: Iterable[Measure], labels: Mapping[int, str]) -> None:
             if plain_name(volume.label) not in known and not volume.label.isdecimal():
                 raise BadInput(
                     f"measure {one.name}: no label is called {volume.label!r}; known: "
-                    f"{', '.join(sorted(known)) or 'none (name them: --label-names 1=LV,2=MYO)'}"
+                    f"{', '.join(sorted(known)) or 'none'}; write the number, such as volume(1), or give compare the "
+                    f"names: --label-names 1=LV,2=MYO"
                 )
 
 

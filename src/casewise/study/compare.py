@@ -445,7 +445,8 @@ def _notes(plan: ChangePlan, seal: Seal, folders: Mapping[str, str]) -> Iterator
     for side, sha256 in plan.data.items():
         found = folders.get("label" if side == "labels" else side)
         if found != sha256:
-            yield f"the {side} differ from those of the plan (sha256 {(found or 'none')[:12]}, planned {sha256[:12]})"
+            what = "labels" if side == "labels" else f"{side} masks"
+            yield f"the {what} differ from those of the plan (sha256 {(found or 'none')[:12]}, planned {sha256[:12]})"
 
 
 def csv_rows(outcome: Outcome) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -26,7 +26,7 @@ from casewise.judge.decide import CONSENSUS_NAMES, deployed_mask
 from casewise.judge.ledger import unlock
 from casewise.judge.outcomes import deployed, deployed_rows, outcomes, scoring_options
 from casewise.judge.policy import controller_of, judge_of, ready_policy
-from casewise.measure.measures import Measure
+from casewise.measure.measures import Measure, check_names
 from casewise.measure.metrics import METRICS, Metric
 from casewise.render.mask_pictures import Classes, Edits, edits
 from casewise.replay import replay
@@ -121,6 +121,7 @@ class Study:
         for archive in (evaluation, calibration):
             if not any(entry.labelled for entry in archive.entries.values()):
                 raise BadInput(f"{archive.path} has no labelled case; a study needs labels in both archives")
+        check_names(extras.measures if extras else (), label_names(evaluation))
         evaluation = unlocked(evaluation, policy)
         progress("outcomes of the evaluation cases")
         scored = _with_coordinate(outcomes(evaluation), policy)
@@ -308,6 +309,11 @@ def unlocked(evaluation: Archive, policy: Policy) -> Archive:
         return unlock(evaluation, purpose="study", policy=policy)
     together = unlock(evaluation.join(policy.ladders), purpose="study", policy=policy)
     return together.ladder(evaluation.ladder_name or next(iter(policy.ladders)))
+
+
+def label_names(archive: Archive) -> dict[int, str]:
+    """Names of the labels of the archive; empty where it does not say."""
+    return {int(number): str(name) for number, name in (archive.configuration.get("names") or {}).items()}
 
 
 def region_options(archive: Archive) -> dict[str, Any]:

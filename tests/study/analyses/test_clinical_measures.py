@@ -10,7 +10,7 @@ from casewise.core.errors import BadInput
 from casewise.core.records import SOURCE
 from casewise.measure.measures import measure
 from casewise.study.analyses.clinical_measures import clinical, section
-from casewise.study.study import Extras
+from casewise.study.study import Extras, Study
 
 
 def test_volumes_are_counted_against_m0_and_the_label(study):
@@ -37,5 +37,5 @@ def test_a_declared_measure_is_there_and_an_unknown_label_is_refused(study):
     declared = replace(study, extras=Extras(measures=(measure("half", "volume(1) / 2", decision="< 40"),)))
     found = section(declared).findings[0].table.set_index("measure")
     assert found.loc["half", "change"] == pytest.approx(found.loc["volume <b>disc</b> (1)", "change"] / 2)
-    with pytest.raises(BadInput, match="no label is called 'liver'"):
-        clinical(replace(study, extras=Extras(measures=(measure("x", "liver"),))))
+    with pytest.raises(BadInput, match=r"no label is called 'liver'.*write the number, such as volume\(1\)"):
+        Study.of(study.evaluation, study.calibration, study.policy, extras=Extras(measures=(measure("x", "liver"),)))

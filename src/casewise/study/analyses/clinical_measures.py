@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from casewise.measure.measures import check_names
 from casewise.study.clinical import MeasureResult, mask_measures, volume_measures, worsened_sentence
 from casewise.study.deployed_measures import decided_cases
 from casewise.study.finding import Finding, Section, rows, sentences, show
-from casewise.study.study import Study, once
+from casewise.study.study import Study, label_names, once
 
 COLUMNS = (
     "measure", "unit", "patients", "n", "change", "change_low", "change_high", "error_m0", "error_deployed",
@@ -32,22 +31,16 @@ def section(study: Study) -> Section:
 def clinical(study: Study) -> Finding:
     """One row per measure; volumes of every class first."""
     archive = study.evaluation
-    names = label_names(study)
+    names = label_names(archive)
     labels = [int(number) for number in archive.configuration.get("classes") or names if int(number)]
     spaced = all(entry.spacing_mm is not None for entry in archive.entries.values())
     volumes = volume_measures(labels, names, "ml" if spaced else "voxels")
-    check_names(study.extras.measures, names)
     decided = decided_cases(archive, study.controller, study.decisions[study.ours], names)
     results = mask_measures(decided, [*volumes, *study.extras.measures])
     table = rows((_row(result) for result in results), COLUMNS)
     notes = tuple(said for result in results if (said := worsened_sentence(result)) is not None)
     reason = "" if results else "the archive does not name its classes, and no measure was given (--set measures=FILE)"
     return Finding("measures", table, len(archive.ids), "", notes=notes, reason=reason)
-
-
-def label_names(study: Study) -> dict[int, str]:
-    """Names of the labels of the archive; empty where it does not say."""
-    return {int(number): str(name) for number, name in (study.evaluation.configuration.get("names") or {}).items()}
 
 
 def _row(result: MeasureResult) -> tuple[object, ...]:
