@@ -261,9 +261,20 @@ class _Segmentation:
             raise MissingExtra("DICOM segmentations need highdicom; pip install 'casewise[dicom]'") from error
         try:
             return segread(self.about.path)
-        except Exception as error:  # highdicom raises many kinds on damaged files
-            name = _placed_name(self.about.path)
-            raise BadInput(f"{name} cannot be read ({' '.join(str(error).split())}); export it again") from error
+        except Exception as error:
+            raise self._damaged(error) from error
+
+    def _damaged(self, error: Exception) -> BadInput:
+        """The refusal of this file; highdicom raises many kinds on damaged files."""
+        return BadInput(f"{_placed_name(self.about.path)} cannot be read ({in_one_line(error)}); export it again")
+
+    def _volume(self, **options: Any) -> NDArray[Any]:
+        try:
+            return np.asarray(self._stored.get_volume(allow_missing_positions=True, **options).array)
+        except CasewiseError:
+            raise
+        except Exception as error:
+            raise self._damaged(error) from error
 
     @cached_property
     def grid(self) -> MaskGrid:
@@ -276,15 +287,13 @@ class _Segmentation:
         return MaskGrid(np.asarray(geometry.affine, float), (shape[0], shape[1], shape[2]))
 
     def segment(self, number: int) -> NDArray[np.bool_]:
-        volume = self._stored.get_volume(segment_numbers=[number], combine_segments=False, allow_missing_positions=True)
-        return np.asarray(volume.array)[..., 0] >= FRACTION
+        return self._volume(segment_numbers=[number], combine_segments=False)[..., 0] >= FRACTION
 
     def labelmap(self) -> NDArray[Any] | None:
         """All segments in one pass if they cannot overlap."""
         if str(self._stored.SegmentationType) == "FRACTIONAL":
             return None
-        volume = self._stored.get_volume(combine_segments=True, skip_overlap_checks=True, allow_missing_positions=True)
-        return np.asarray(volume.array)
+        return self._volume(combine_segments=True, skip_overlap_checks=True)
 
 
 def _common_grid(grids: Sequence[MaskGrid]) -> MaskGrid | None:
