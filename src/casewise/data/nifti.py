@@ -169,7 +169,8 @@ def _check_place(path: Path, fields: Any) -> None:
         wrong = f"spacing {[float(zoom) for zoom in zooms]}"
     elif fields["sform_code"] > 0:
         affine = np.array([fields[f"srow_{axis}"] for axis in "xyz"], np.float64)
-        if not np.isfinite(affine).all() or _is_flat(affine[:, :3]):
+        lengths = np.linalg.norm(affine[:, :3], axis=0)
+        if not np.isfinite(affine).all() or abs(np.linalg.det(affine[:, :3])) <= 1e-12 * lengths.prod():
             wrong = f"sform {affine.tolist()}"
     elif fields["qform_code"] > 0:
         offsets = [float(fields[f"qoffset_{axis}"]) for axis in "xyz"]
@@ -177,13 +178,6 @@ def _check_place(path: Path, fields: Any) -> None:
             wrong = f"quaternion {turn} at {offsets}"
     if wrong:
         raise BadInput(f"{path.name}: {wrong} places no volume; set qform or sform anew, or export the file again")
-
-
-def _is_flat(axes: NDArray[np.float64]) -> bool:
-    """Return True if three axes span no volume: the determinant, as a share of the product of their lengths, is 0."""
-    (a, b, c), (d, e, f), (g, h, i) = axes.tolist()
-    lengths = math.hypot(a, d, g) * math.hypot(b, e, h) * math.hypot(c, f, i)
-    return abs(a * (e * i - f * h) - b * (d * i - f * g) + c * (d * h - e * g)) <= 1e-12 * lengths
 
 
 def read_volume(path: Path, *, frame: int | None = None, max_bytes: int = MAX_BYTES, writable: bool = True) -> Volume:
@@ -237,9 +231,8 @@ def _plain_volume(path: Path, *, max_bytes: int, writable: bool) -> Volume | Non
         return None  # nibabel then reads the file and reports the error
     if len(content) != header.bytes:
         return None
-    voxels = np.frombuffer(bytearray(content) if writable else content, fields.get_data_dtype()).reshape(
-        header.shape[::-1]
-    )
+    store = bytearray(content) if writable else content
+    voxels = np.frombuffer(store, fields.get_data_dtype()).reshape(header.shape[::-1])
     spacing = tuple(abs(float(zoom)) for zoom in fields.get_zooms()[:3])
     return Volume(voxels, spacing[::-1], _geometry(fields, fields.get_best_affine(), header.shape))
 

@@ -166,22 +166,17 @@ def _regressions(found: Regions, worse: Integers, voxel_ml: float | None) -> tup
     """The largest harmful regions, with their boxes."""
     harmful = np.flatnonzero(found.kept & (worse > 0))
     harmful = harmful[np.argsort(-found.sizes[harmful], kind="stable")][:LISTED]
-    if not harmful.size:
-        return ()
+    sizes = found.sizes[harmful]
     rank = np.full(found.sizes.size, LISTED)
     rank[harmful] = np.arange(harmful.size)
     of = rank[found.number]
-    order = np.argsort(of, kind="stable")[: int(found.sizes[harmful].sum())]  # the voxels of one region after another
-    begin = np.searchsorted(of[order], np.arange(harmful.size))
+    order = np.argsort(of, kind="stable")[: int(sizes.sum())]  # the voxels of one region after another
     where = np.stack(np.unravel_index(found.voxels[order], found.shape))
+    begin = np.cumsum(sizes) - sizes
     low, high = (edge.reduceat(where, begin, axis=1).T.tolist() for edge in (np.minimum, np.maximum))
-    listed = []
-    for at, number in enumerate(harmful.tolist()):
-        size = int(found.sizes[number])
-        ml = None if voxel_ml is None else size * voxel_ml
-        beyond = tuple(edge + 1 for edge in high[at])
-        listed.append(Regression(size, int(worse[number]), tuple(low[at]), beyond, ml))
-    return tuple(listed)
+    ml = [None if voxel_ml is None else size * voxel_ml for size in sizes.tolist()]
+    listed = zip(sizes.tolist(), worse[harmful].tolist(), low, high, ml, strict=True)
+    return tuple(Regression(n, bad, tuple(a), tuple(at + 1 for at in b), own) for n, bad, a, b, own in listed)
 
 
 def _labels(pair: MaskPair, *, surfaces: Surfaces) -> tuple[LabelChange, ...]:
