@@ -181,42 +181,28 @@ def _engine(jobs: int, old: Path) -> LocalEngine:
 def _print(outcome: Outcome, out: Path) -> None:
     from casewise.measure.changes import label_name
     from casewise.measure.measures import UNIT_SPACING
-    from casewise.report.comparison_text import (
-        change_sentence,
-        check_lines,
-        headline,
-        measure_lines,
-        unseen_harm,
-        worse_parts,
-    )  # fmt: skip
+    from casewise.report import comparison_text as text
 
     summary = outcome.as_dict()
-    typer.echo(headline(summary))
+    typer.echo(text.headline(summary))
     if "metric_old" in summary["summary"]:
-        typer.echo(change_sentence(summary["summary"]).replace("→", "->").replace("−", "-"))
-    if worse_parts(summary):
-        typer.echo(worse_parts(summary).replace("−", "-"))
+        typer.echo(text.change_sentence(summary["summary"]).replace("→", "->").replace("−", "-"))
+    if text.worse_parts(summary):
+        typer.echo(text.worse_parts(summary).replace("−", "-"))
+    pieces = {"holes_gained": "gained holes", "components_gained": "gained pieces", "components_lost": "lost pieces"}
     for row in summary["summary"]["labels"]:
         drift = row["drift"]
         words = [f"{label_name(row['label'], outcome.names)}: {row['changed']} of {row['cases']} changed"]
         if drift is not None and drift["estimate"] is not None:
             words.append(f"volume {drift['estimate']:+.1%}")
-        words += [
-            f"{said}: {row[name]}"
-            for name, said in (
-                ("holes_gained", "gained holes"),
-                ("components_gained", "gained pieces"),
-                ("components_lost", "lost pieces"),
-            )
-            if row[name]
-        ]
+        words += [f"{said}: {row[name]}" for name, said in pieces.items() if row[name]]
         if row.get("metric_old") is not None:
             words.append(f"Dice {row['metric_old']:.3f} -> {row['metric_new']:.3f}")
         typer.echo(", ".join(words))
-    for line in (*measure_lines(summary), *check_lines(summary)):
+    for line in (*text.measure_lines(summary), *text.check_lines(summary)):
         typer.echo(line.replace("−", "-"))
     if summary["checks"]:
-        typer.echo(unseen_harm(summary))
+        typer.echo(text.unseen_harm(summary))
     if summary["unit_spacing"]:
         warn(UNIT_SPACING)
     for kind, count in summary["problems_by_kind"].items():

@@ -206,11 +206,8 @@ def markdown_summary(summary: Summary, *, shown: int = 10) -> str:
             observed = str(check["patients"]) if check["name"] == "patients" else plain_number(check["value"])
             values = [f"{check['limit']:g}", observed, plain_number(check["bound"])]
             lines.append(f"| {' | '.join([*cells, *values, str(check['patients'])])} |")
-        lines.append("")
-        lines += [f"- {_cell(line[5:])}" for line in check_lines(summary) if not line.startswith("ok")]
-        lines.append("")
-    if summary["checks"]:
-        lines += [unseen_harm(summary), ""]
+        not_met = [f"- {_cell(line[5:])}" for line in check_lines(summary) if not line.startswith("ok")]
+        lines += ["", *not_met, "", unseen_harm(summary), ""]
     lines += _label_lines(cohort["labels"], summary.get("names", {}))
     measured = measure_lines(summary)
     lines += [f"- {_cell(line)}" for line in measured] + ([""] if measured else [])
@@ -263,18 +260,12 @@ def junit_xml(summary: Summary, cases: Sequence[str]) -> str:
         if not problem["allowed"]:
             wrong.setdefault(problem["case"], []).append(problem["message"])
     for case_id in sorted({*cases, *wrong, *broke}):
-        found: tuple[str, str, str] | None = None
-        if case_id in wrong:
-            found = ("error", "problem", "; ".join(wrong[case_id]))
-        elif case_id in broke:
-            found = ("failure", "rejected", "; ".join(broke[case_id]))
-        tests.append(_test("cases", case_id, found))
+        kind, why, said = ("error", "problem", wrong) if case_id in wrong else ("failure", "rejected", broke)
+        tests.append(_test("cases", case_id, (kind, why, "; ".join(said[case_id])) if case_id in said else None))
     failures, errors = (sum(f"<{kind} " in test for test in tests) for kind in ("failure", "error"))
-    suite = (
-        f'<testsuite name="casewise compare" tests="{len(tests)}" failures="{failures}" errors="{errors}" skipped="0">'
-    )
-    body = "\n".join(tests)
-    return f'<?xml version="1.0" encoding="UTF-8"?>\n<testsuites>\n{suite}\n{body}\n</testsuite>\n</testsuites>\n'
+    counts = f'tests="{len(tests)}" failures="{failures}" errors="{errors}" skipped="0"'
+    suite = "\n".join([f'<testsuite name="casewise compare" {counts}>', *tests, "</testsuite>"])
+    return f'<?xml version="1.0" encoding="UTF-8"?>\n<testsuites>\n{suite}\n</testsuites>\n'
 
 
 def _test(group: str, name: str, trouble: tuple[str, str, str] | None) -> str:
