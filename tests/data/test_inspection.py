@@ -114,6 +114,7 @@ def test_a_damaged_file_does_not_end_the_inspection(folder: Path) -> None:
     [
         (70, "<h", [9999], "9999 is not a datatype"),
         (280, "<12f", [0.0] * 12, "places no volume"),
+        (280, "<12f", 2 * [1.0, 2.0, 0.0, 0.0] + [0.0, 0.0, 1.0, 0.0], "places no volume"),  # parallel axes
         (280, "<f", [np.nan], "no volume"),
     ],
 )

@@ -186,6 +186,7 @@ def test_the_fast_way_to_read_gives_what_nibabel_gives(tmp_path: Path, kind: typ
     assert np.array_equal(volume.voxels, wanted.T)
     assert volume.voxels.dtype == wanted.dtype
     assert volume.voxels.flags.writeable
+    assert np.array_equal(read_volume(tmp_path / "a.nii.gz", writable=False).voxels, wanted.T)
     assert np.array_equal(volume.geometry.affine, image.affine)
     assert volume.spacing_mm == tuple(float(zoom) for zoom in image.header.get_zooms()[::-1])
     for name, value in volume.geometry.fields.items():
