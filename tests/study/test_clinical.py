@@ -101,3 +101,15 @@ def test_a_measure_that_moves_away_from_the_labels_is_named():
     (result,) = mask_measures(cases, lv)
     assert (result.closer, result.farther) == (0, 10)
     assert worsened_sentence(result).startswith("lv moves away from the label in 10 and toward it in 0 of 10 patients")
+    assert ", by 6.5 on average (mean error" in worsened_sentence(result)
+
+
+def test_a_measure_that_is_nearer_on_average_is_not_called_worse_for_small_losses():
+    sizes = (89, 89, 89, 101, 101)  # three patients lose one voxel, two gain eleven
+    cases = [
+        MeasuredCase.of(f"p{at}", {"old": ball(90), "new": ball(size), "label": ball(101)})
+        for at, size in enumerate(sizes)
+    ]
+    (result,) = mask_measures(cases, [measure("lv", "volume(1)")])
+    assert (result.closer, result.farther) == (2, 3)
+    assert worsened_sentence(result) is None

@@ -69,6 +69,7 @@ class MeasureResult:
     error_new: Agreement | None
     closer: int | None  # patients whose mean error became smaller, larger
     farther: int | None
+    rise: float | None = None  # mean rise of the error without its sign, one value per patient
     crossings: tuple[Crossing, ...] = ()
 
 
@@ -207,14 +208,16 @@ def mask_measures(cases: Iterable[MeasuredCase], declared: Sequence[Measure]) ->
 
 
 def worsened_sentence(result: MeasureResult) -> str | None:
-    """Return a sentence if the new masks move a measure away from the labels for more patients than toward them."""
-    if result.error_old is None or result.error_new is None or not (result.farther or 0) > (result.closer or 0):
+    """Return a sentence if the new masks move a measure away from the labels on average, and for more patients than
+    toward them."""
+    worse = (result.rise or 0) > 0 and (result.farther or 0) > (result.closer or 0)
+    if not worse or result.error_old is None or result.error_new is None:
         return None
     unit = f" {result.unit}" if result.unit else ""
     return (
         f"{result.name} moves away from the label in {result.farther} and toward it in {result.closer} of "
-        f"{pluralize(result.error_new.patients, 'patient')} (mean error {result.error_old.bias:+.3g}{unit} before, "
-        f"{result.error_new.bias:+.3g}{unit} now)"
+        f"{pluralize(result.error_new.patients, 'patient')}, by {result.rise:.3g}{unit} on average (mean error "
+        f"{result.error_old.bias:+.3g}{unit} before, {result.error_new.bias:+.3g}{unit} now)"
     )
 
 
@@ -223,16 +226,16 @@ def _result(values: MeasuredValues) -> MeasureResult:
     patients = np.array(values.patients, np.int64)
     both = np.isfinite(old) & np.isfinite(new)
     three = both & np.isfinite(label)
-    closer = farther = None
+    closer = farther = rise = None
     if three.any():
         gain = patient_means(np.abs(old - label)[three] - np.abs(new - label)[three], patients[three])
-        closer, farther = int((gain > 1e-12).sum()), int((gain < -1e-12).sum())
+        closer, farther, rise = int((gain > 1e-12).sum()), int((gain < -1e-12).sum()), -float(gain.mean())
     compared = ((new - old, both), (old - label, three), (new - label, three))
     change, before, after = (agreement(differences[which], patients[which]) for differences, which in compared)
     measure, crossings = values.measure, tuple(_crossings(values))
     named = (measure.name, measure.unit, measure.formula, tuple(str(one) for one in measure.decisions))
     counts = int(both.sum()), int((~both).sum())
-    return MeasureResult(*named, *counts, change, before, after, closer, farther, crossings)
+    return MeasureResult(*named, *counts, change, before, after, closer, farther, rise, crossings)
 
 
 def agreement(differences: NDArray[np.float64], patients: NDArray[np.int64]) -> Agreement | None:
