@@ -89,6 +89,12 @@ def test_a_wrong_address_says_what_is_wrong(spec: str, message: str) -> None:
         load_backbone(spec)
 
 
+@pytest.mark.parametrize(("asked", "meant"), [("views:MRI", "mri"), ("EATA", "eata"), ("views:foto", "photo")])
+def test_a_name_in_other_letters_suggests_the_known_one(asked: str, meant: str) -> None:
+    with pytest.raises(UnknownName, match=f"Did you mean '{meant}'"):
+        run_episode(flat(), np.zeros((1, 1, 8, 8), np.float32), asked)
+
+
 def test_an_unknown_intensity_names_the_known_ones() -> None:
     with pytest.raises(UnknownName, match="imagenet"):
         Module(flat(), classes=3, dimensions=2, intensity="imagnet")

@@ -230,7 +230,7 @@ def _chained(word: str) -> View | Drawn:
 def _single(word: str) -> View | Drawn:
     if ":" in word:
         return _own(word)
-    found = re.fullmatch(r"([a-z0-9-]+)(?:\(([^()]*)\))?", word)
+    found = re.fullmatch(r"([A-Za-z0-9-]+)(?:\(([^()]*)\))?", word)
     if found is None:
         raise BadInput(f"a view must be name or name(arguments), such as gamma(1.4), got {word!r}")
     name, given = found[1], [text.strip() for text in (found[2] or "").split(",") if text.strip()]
