@@ -86,6 +86,37 @@ def test_what_is_loaded_is_what_was_saved(saved: Path, model: Model, case: Case)
         open_deployment(str(saved), "m0")
 
 
+def test_a_file_that_is_named_like_an_address_does_not_make_it_a_folder(
+    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "evil_model.py").write_text(f"import os\nos.makedirs({str(tmp_path / 'proof')!r})\n")
+    rewritten(saved, lambda plain: plain["model"].update(spec="evil_model:Net"))
+    for plant in (lambda path: path.touch(), lambda path: (path.unlink(), path.mkdir())):
+        plant(tmp_path / "evil_model:Net")
+        with pytest.raises(UnsafeInput, match="--model-at evil_model:Net"):
+            load(saved)
+    assert not (tmp_path / "proof").exists()
+
+
+@pytest.mark.parametrize("device", ["toaster", "", "cuda:99", "meta", "cpu; rm -rf", "cpu\n", "mps:0\u0000"])
+def test_a_device_that_is_none_is_refused_in_a_sentence(saved: Path, device: str) -> None:
+    rewritten(saved, lambda plain: plain["model"].update(device=device))
+    if device.startswith("cuda"):  # of the machine that wrote the folder; this one may have another
+        assert load(saved).device.startswith(("cpu", "cuda"))
+        return
+    with pytest.raises(BadInput, match="the device must be cpu"):
+        load(saved)
+    assert load(saved, device="cpu").device == "cpu"
+
+
+@pytest.mark.parametrize("device", ["toaster", "cuda:99"])
+def test_a_model_on_a_device_that_this_machine_lacks_is_refused(model: Model, device: str) -> None:
+    with pytest.raises(BadInput, match="the device must be cpu"):
+        replace(model, device=device).load()
+
+
 def test_saving_again_leaves_no_certificate_of_the_deployment_before(model: Model, tmp_path: Path) -> None:
     policy = calibrated(model)
     plain: dict[str, Any] = {

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from casewise.adapt.adaptation import Adaptation, proposers_of
+from casewise.adapt.backbones import load_backbone
 from casewise.adapt.probes import probes_of
 from casewise.archive.layout import Entry
 from casewise.archive.layout import read_json as read_archive_json
@@ -23,7 +24,7 @@ from casewise.core.formats import json_text
 from casewise.core.json_records import from_plain, read_json
 from casewise.core.prediction_record import PredictedCase
 from casewise.core.records import Action, Binding, Decision, Policy, State
-from casewise.core.registry import addresses_in, check_names_no_code
+from casewise.core.registry import addresses_in, check_names_no_code, from_address
 from casewise.deployment.saved import read_description
 from casewise.judge.certificates.certificate import Certificate, read_certificate, write_certificate
 from casewise.judge.monitors.audits import Audit
@@ -172,6 +173,21 @@ def test_addresses_are_found_in_every_spelling() -> None:
     assert not list(addresses_in(["views:mri", "members:folds", "a sentence: with a colon", "12:30", "views-mri:3"]))
 
 
+@pytest.mark.parametrize(
+    "address", ["1evil:sig", "evil:1", "evil-x:sig", "evil :sig", " evil:sig", "evil:sig\n", ".evil:sig", "a/evil:sig"]
+)
+def test_what_is_not_found_as_an_address_is_never_imported(address: str, tmp_path: Path, proof: Path) -> None:
+    """Python imports a file of any name; a search for addresses finds only identifiers."""
+    for name in ("1evil", "evil-x", "evil ", " evil"):
+        (tmp_path / f"{name}.py").write_text((tmp_path / "evil.py").read_text())
+    with pytest.raises(BadInput, match="an address is"):
+        from_address(address, "signal")
+    assert not proof.exists()
+    with pytest.raises(CasewiseError):
+        load_backbone(address)
+    assert not proof.exists()
+
+
 def test_names_of_patients_and_groups_are_free() -> None:
     free = {"calibration_clusters": ["site:Anna"], "groups": {"site:Anna": {"cut_low": 1.0}}, "exposures": ["a:b"]}
     check_names_no_code(free, where="the file")
@@ -293,5 +309,7 @@ def test_what_a_record_says_is_what_was_written() -> None:
     assert PredictedCase.from_dict(json.loads(json.dumps(MORE["an entry of a prediction"][0]()))).decision == DECISION
     with pytest.raises(BadInput, match=r"the file: step must be int, got True; try again"):
         from_plain(State, {"step": True}, "the file", "try again")
+    with pytest.raises(BadInput, match=r"the file: shrink must be float, got 1000"):
+        from_plain(State, {"step": 1, "shrink": 10**30}, "the file")  # NumPy makes an object of such a number
     with pytest.raises(BadInput, match="the file has an unknown field 'x'"):
         from_plain(State, {"step": 1, "x": 2}, "the file")

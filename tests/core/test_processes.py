@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 SCRIPT = """
 from fractions import Fraction
@@ -53,3 +56,18 @@ def test_ctrl_c_is_left_to_the_first_process(tmp_path: Path) -> None:
         (tmp_path / name).write_text(text)
     done = subprocess.run([sys.executable, "parent.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 has no PYTHONSAFEPATH")
+def test_a_process_imports_nothing_from_the_working_directory(tmp_path: Path) -> None:
+    """Python starts the process with the working directory first on its path."""
+    here = tmp_path / "here"
+    here.mkdir()
+    for name in ("multiprocessing", "pickle", "socket", "numpy"):
+        (here / f"{name}.py").write_text(f"open({str(tmp_path / 'proof')!r}, 'w')\n")
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT + "import os\nassert 'PYTHONSAFEPATH' not in os.environ\n")
+    free = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
+    done = subprocess.run([sys.executable, script], cwd=here, env=free, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert not (tmp_path / "proof").exists()

@@ -160,6 +160,27 @@ def test_a_label_that_was_refused_can_be_corrected_in_the_same_folder(tmp_path):
     assert cross_fit(tiny_backbone(), cases, labels, patients, FAST, folder=tmp_path, workers=1).read().folds
 
 
+def test_swapped_files_change_nothing_and_a_copy_or_a_strange_file_is_refused(tmp_path):
+    """The files say which patients they leave out; their names decide nothing."""
+    cases, labels, patients = cohort(4)
+    options = {"folder": tmp_path, "workers": 1}
+    made = cross_fit(tiny_backbone(), cases, labels, patients, FAST, **options)
+    before = {patient: made.read().without(patient).values for patient in patients}
+    first, second = sorted(tmp_path.glob("*.safetensors"))
+    first.rename(tmp_path / "aside")
+    second.rename(first)
+    (tmp_path / "aside").rename(second)
+    after = cross_fit(tiny_backbone(), cases, labels, patients, FAST, **options).read()
+    for patient, own in before.items():
+        assert all(torch.equal(own[name], after.without(patient).values[name]) for name in own)
+    (tmp_path / "fold-2.safetensors").write_bytes(first.read_bytes())
+    with pytest.raises(Mismatch, match="folds"):
+        cross_fit(tiny_backbone(), cases, labels, patients, FAST, **options)
+    (tmp_path / "fold-2.safetensors").rename(second)  # its patients would get weights that were tuned on them
+    with pytest.raises(Mismatch, match="folds"):
+        cross_fit(tiny_backbone(), cases, labels, patients, FAST, **options)
+
+
 def test_another_run_in_the_same_folder_is_refused(tmp_path):
     cases, labels, patients = cohort(4)
     cross_fit(tiny_backbone(), cases, labels, patients, FAST, folder=tmp_path, workers=1)

@@ -63,7 +63,7 @@ class ModelOptions:
         "--model",
         help="Model folder, hub id or package.module:factory; predict and serve also take a deployment of fit.",
     )
-    folds: str | None = typer.Option(None, "-f", help="Folds of an nnU-Net, such as 0 1 2; default: all.")
+    folds: str | None = typer.Option(None, "-f", help="Trained nnU-Net folds (0 1 2), not those of fit; default: all.")
     checkpoint: str = setting("checkpoint_final.pth", help="Checkpoint of an nnU-Net.")
     weights: Path | None = typer.Option(None, help="File with the weights, for package.module:factory or network.json.")
     device: str | None = typer.Option(None, "-device", help="cuda, cpu or mps; default: cuda if available.")

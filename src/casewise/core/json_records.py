@@ -127,7 +127,7 @@ def _typed(hint: Any, value: Any, where: str) -> Any:
         return {name: _typed(inner[1], part, f"{where}: {name!r:.60}") for name, part in value.items()}
     if hint is float:
         number = math.nan if value is None else numbered(value)
-        if isinstance(number, int | float) and not isinstance(number, bool):
+        if isinstance(number, float) or (type(number) is int and number.bit_length() < 64):  # longer: no array holds it
             return number
     elif is_dataclass(hint) and isinstance(hint, type):
         return value if isinstance(value, hint) else _record(hint, value, where)

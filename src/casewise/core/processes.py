@@ -36,11 +36,17 @@ def spawn(target: Callable[..., None], pipe: Connection, work: Any, *rest: Any) 
     )
     names = vars(sys.modules["__main__"])
     hidden = {} if b"__main__" in pickled or "__file__" not in names else {"__file__": names.pop("__file__")}
+    safe = os.environ.get(_SAFE)
+    os.environ[_SAFE] = "1"  # else the process looks for multiprocessing in the working directory first
     try:
         process.start()
     finally:
         names.update(hidden)
+        os.environ.pop(_SAFE) if safe is None else os.environ.update({_SAFE: safe})
     return process
+
+
+_SAFE = "PYTHONSAFEPATH"  # read by Python 3.11 and newer
 
 
 def _serve(target: Callable[..., None], pipe: Connection, pickled: bytes, *rest: Any) -> None:

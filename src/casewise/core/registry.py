@@ -40,7 +40,7 @@ class Registry(dict[str, Item]):
         return made(*arguments, **options)
 
 
-_ADDRESS = re.compile(r"[^\W\d][\w.]*:[^\W\d][\w.:]*")  # identifiers of Python, which may hold non-ASCII letters
+_ADDRESS = re.compile(r"[^\W\d][\w.]*:[^\W\d][\w.:]*")  # identifiers of Python; nothing else is ever imported
 _SEPARATORS = re.compile(r"[,;+=@()\[\]]")
 PROPOSERS = ("views", "running", "members")  # "views:mri" names registered views, not code
 _DATA = frozenset(
@@ -48,6 +48,11 @@ _DATA = frozenset(
      "names", "waiting"}
 )  # fmt: skip
 """Fields of records that hold names of patients, sites and classes or sentences; casewise looks none of them up."""
+
+
+def is_address(text: str) -> bool:
+    """True if a text is one address ``package.module:Name``, which :func:`from_address` would import."""
+    return _ADDRESS.fullmatch(text) is not None
 
 
 def addresses_in(value: Any, *, proposers: bool = True) -> Iterator[str]:
@@ -71,7 +76,7 @@ def addresses_in(value: Any, *, proposers: bool = True) -> Iterator[str]:
         for word in map(str.strip, _SEPARATORS.split(value)):
             kind, _, rest = word.partition(":")
             name = rest if proposers and kind in PROPOSERS else word
-            if _ADDRESS.fullmatch(name):
+            if is_address(name):
                 yield name
 
 
@@ -105,6 +110,8 @@ def from_address(address: str, kind: str) -> Any:
     """Import the object at ``package.module:Name``; call this only with an address that a person typed."""
     module, _, name = address.partition(":")
     try:
+        if not is_address(address):  # Python would import a file of any name, which addresses_in would not find
+            raise ImportError("the module and the name must be names of Python")
         with importable_from_here():
             return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:

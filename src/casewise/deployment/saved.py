@@ -19,7 +19,7 @@ from casewise.core.durable import file_sha256, json_sha256, write_json
 from casewise.core.errors import BadInput, Mismatch, Refused, UnsafeInput
 from casewise.core.json_records import from_plain, read_json
 from casewise.core.records import Policy
-from casewise.core.registry import addresses_in
+from casewise.core.registry import is_address
 from casewise.deployment import Deployment
 from casewise.judge.certificates.certificate import (
     CERTIFICATE,
@@ -305,7 +305,7 @@ def _model_of(folder: Path, facts: dict[str, Any], given: Any, fields: dict[str,
     own = {name for name in Model.__dataclass_fields__ if name != "spec" and not name.startswith("trust")}
     written = {name: facts[name] for name in own & set(facts)}
     known = from_plain(Model, {**written, "spec": spec}, str(folder / DEPLOYMENT), "fit again")
-    if known.device == "cuda":
+    if known.device.startswith("cuda"):
         known = replace(known, device=device_of(None))  # this machine may have no GPU
     return replace(known, **fields)
 
@@ -316,7 +316,7 @@ OWN_NETWORKS = "casewise.adapt.networks:"
 
 def is_code(spec: str) -> bool:
     """True if a model is an address of the user's own code."""
-    return any(addresses_in(spec)) and not spec.startswith(OWN_NETWORKS) and not Path(spec).exists()
+    return is_address(spec) and not spec.startswith(OWN_NETWORKS)  # also where a file has this name
 
 
 def predict_command(folder: Path, model: Any, policy: Policy) -> str:

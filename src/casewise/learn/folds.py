@@ -24,7 +24,7 @@ from casewise.adapt.model import Model, loaded
 from casewise.adapt.tuned_weights import ENDING, FAILED, FOLDS, FailedFold, TunedFolder, read_tuned_folder
 from casewise.archive.layout import image_sha256, mask_sha256
 from casewise.core.durable import file_sha256, json_sha256, sweep, write_json
-from casewise.core.errors import BadInput, CasewiseError, NotFinite, TooFewCases, in_one_line
+from casewise.core.errors import BadInput, CasewiseError, Mismatch, NotFinite, TooFewCases, in_one_line
 from casewise.core.json_records import begin_or_continue, from_plain, read_json
 from casewise.core.processes import needs_script, spawn
 from casewise.core.records import Case, Mask
@@ -158,10 +158,10 @@ def cross_fit(
                 job(told)
     else:
         _run(jobs, count, told)
-    return _result(folder, dealt)
+    return _result(folder, dealt, trained)
 
 
-def _result(folder: Path, dealt: tuple[tuple[str, ...], ...]) -> CrossFit:
+def _result(folder: Path, dealt: tuple[tuple[str, ...], ...], trained: Sequence[tuple[str, ...]]) -> CrossFit:
     failed = {
         number: from_plain(FailedFold, read_json(file), file.name).reason
         for number in range(len(dealt))
@@ -169,7 +169,11 @@ def _result(folder: Path, dealt: tuple[tuple[str, ...], ...]) -> CrossFit:
     }
     if len(failed) == len(dealt):
         return CrossFit(folder, dealt, failed)
-    facts = [one.facts for one in read_tuned_folder(folder).folds]
+    folds = read_tuned_folder(folder).folds
+    expected = [pair for number, pair in enumerate(zip(dealt, trained, strict=True)) if number not in failed]
+    if sorted((one.left_out, one.trained_on) for one in folds) != sorted(expected):
+        raise Mismatch(f"the weights in {folder} are not those of the folds in {FOLDS}; delete {folder} and fit again")
+    facts = [one.facts for one in folds]
     notes = tuple(dict.fromkeys(note for one in facts for note in one.get("notes", ())))
     return CrossFit(folder, dealt, failed, notes, sum(float(one.get("cpu_seconds", 0.0)) for one in facts))
 

@@ -218,6 +218,7 @@ def load_backbone(
     trust: bool = False, trust_bundle: bool = False, trust_architectures: Sequence[str] = (),
 ) -> Backbone:  # fmt: skip
     """Load the backbone that ``spec`` names."""
+    _check_device(device)
     folder = Path(spec)
     if (folder / "plans.json").is_file() and (folder / "dataset.json").is_file():
         from casewise.adapt.backbones.nnunet import NnUNet
@@ -252,6 +253,15 @@ def load_backbone(
     if folder.is_file():
         raise BadInput(f"{spec} is a file; {WHICH_NETWORK}")
     raise BadInput(f"{spec!r} must be an existing folder, a hub id org/name or package.module:factory")
+
+
+def _check_device(device: str) -> None:
+    try:
+        usable = bool(re.fullmatch(r"cpu|mps|cuda(:[0-9]+)?", device)) and torch.empty(0, device=device).numel() == 0
+    except (AssertionError, RuntimeError):  # what torch raises where this machine has no such device
+        usable = False
+    if not usable:
+        raise BadInput(f"the device must be cpu, or a cuda, cuda:1 or mps that this machine has, got {device!r:.60}")
 
 
 def check_image(case: Case, *, channels: int | None = None) -> None:
