@@ -19,7 +19,7 @@ from casewise.archive.layout import read_json as read_archive_json
 from casewise.archive.store import create_archive, open_archive
 from casewise.archive.verify import verify
 from casewise.core.durable import json_sha256
-from casewise.core.errors import BadInput, CasewiseError, UnsafeInput
+from casewise.core.errors import BadInput, CasewiseError, DamagedArchive, UnsafeInput
 from casewise.core.formats import json_text
 from casewise.core.json_records import from_plain, read_json
 from casewise.core.prediction_record import PredictedCase
@@ -262,7 +262,13 @@ MORE: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "a manifest": (
         lambda: {
             "schema": 3,
-            "ladders": {"one": {"binding": asdict(Binding("m", "o", "l", "w")), "steps": 1, "configuration": {}}},
+            "ladders": {
+                "one": {
+                    "binding": asdict(Binding("m", "o", "l", "w")),
+                    "steps": 1,
+                    "configuration": {"min_area": 16, "classes": [1, 2], "adaptation": {}, "metric": "dice"},
+                }
+            },
             "cases": {"a": {"sha256": "h", "split": None, "ladders": {"one": "h"}}},
         },
         manifest_file,
@@ -276,6 +282,21 @@ def test_a_value_of_another_type_is_refused_in_a_sentence(record: str) -> None:
     plain = json.loads(json.dumps(make()))
     refused = [taken_or_refused(use, one) for one in spoiled(plain)]
     assert sum(refused) > len(refused) / 3
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [("min_area", "evil:sig"), ("min_area", float("inf")), ("classes", 1), ("classes", [1, None]), ("metric", ["dice"]),
+     ("adaptation", "evil:sig"), ("adaptation", 3), ("names", []), ("objective", {}), ("ignore", 10**30)],
+)  # fmt: skip
+def test_a_setting_of_another_type_damages_an_archive(setting: str, value: Any, tmp_path: Path) -> None:
+    create_archive(tmp_path, binding=BINDING, steps=1, configuration={"dataset": "hearts"})
+    plain = json.loads((tmp_path / "manifest.json").read_text())
+    plain["configuration"][setting] = value
+    (tmp_path / "manifest.json").write_text(json.dumps(plain))
+    with pytest.raises(DamagedArchive, match=setting):
+        open_archive(tmp_path)
+    assert setting in verify(tmp_path)[0]
 
 
 CONTENTS = {
@@ -309,7 +330,7 @@ def test_what_a_record_says_is_what_was_written() -> None:
     assert PredictedCase.from_dict(json.loads(json.dumps(MORE["an entry of a prediction"][0]()))).decision == DECISION
     with pytest.raises(BadInput, match=r"the file: step must be int, got True; try again"):
         from_plain(State, {"step": True}, "the file", "try again")
-    with pytest.raises(BadInput, match=r"the file: shrink must be float, got 1000"):
+    with pytest.raises(BadInput, match="the file: shrink must be a number of at most 64 bits"):
         from_plain(State, {"step": 1, "shrink": 10**30}, "the file")  # NumPy makes an object of such a number
     with pytest.raises(BadInput, match="the file has an unknown field 'x'"):
         from_plain(State, {"step": 1, "x": 2}, "the file")

@@ -16,6 +16,7 @@ from casewise.archive import layout
 from casewise.core.durable import write_json
 from casewise.core.errors import BadInput, Mismatch
 from casewise.core.formats import json_text
+from casewise.core.json_records import from_plain
 from casewise.core.records import Binding
 
 
@@ -48,6 +49,32 @@ class Manifest:
     binding: Binding | None = None
     steps: int = 0
     configuration: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings in the configuration of a ladder that casewise computes with; others are only shown."""
+
+    objective: str = ""
+    learning_rate: float | None = None
+    metric: str = "dice"
+    min_area: int = 16
+    foreground: bool = True
+    ignore: int | None = None
+    classes: tuple[int, ...] | None = None
+    names: Mapping[str, str] | None = None
+    adaptation: Mapping[str, Any] | None = None
+
+
+def check_manifest(manifest: Mapping[str, Any], where: str) -> None:
+    """Refuse a manifest with a field of another type than casewise writes."""
+    again = "restore it or record again"
+    from_plain(Manifest, manifest, where, again)
+    for facts in (manifest, *manifest.get("ladders", {}).values()):
+        said = facts.get("configuration", {}).items()
+        from_plain(
+            Settings, {name: value for name, value in said if name in Settings.__dataclass_fields__}, where, again
+        )
 
 
 def named_ladders(manifest: Mapping[str, Any]) -> tuple[str, ...]:
@@ -108,7 +135,7 @@ def _changed(there: Mapping[str, Any], asked: Mapping[str, Any]) -> Iterator[str
         if isinstance(old, Mapping) and isinstance(new, Mapping):
             yield from _changed(old, new)
         elif old != new:
-            yield f"{name} was {old}, now {new}"
+            yield f"{name} was {old!s:.60}, now {new!s:.60}"
 
 
 def _compared(facts: Mapping[str, Any]) -> dict[str, Any]:

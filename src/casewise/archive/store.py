@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from casewise.archive import layout
 from casewise.archive.layout import Entry, unpacked
 from casewise.archive.manifest import (
-    Manifest,
     check_joins,
+    check_manifest,
     check_same,
     made_by,
     named_ladders,
@@ -31,7 +31,6 @@ from casewise.archive.write_case import sweep, write_case, write_ladder
 from casewise.core.durable import file_lock, text_sha256, write_json
 from casewise.core.errors import BadInput, DamagedArchive, Locked, Mismatch
 from casewise.core.formats import json_text
-from casewise.core.json_records import from_plain
 from casewise.core.records import (
     EVALUATION,
     Binding,
@@ -500,7 +499,7 @@ def open_archive(path: str | Path, *, ladder: str | None = None) -> Archive:
             f"{path} has archive schema {manifest.get('schema')}, this casewise reads {layout.SCHEMA}; record again"
         )
     try:
-        from_plain(Manifest, manifest, str(path / layout.MANIFEST), "restore it or record again")
+        check_manifest(manifest, str(path / layout.MANIFEST))
     except BadInput as error:
         raise DamagedArchive(str(error)) from error
     names = named_ladders(manifest)

@@ -114,6 +114,8 @@ def _hints(kind: Any) -> dict[str, Any]:
 def _typed(hint: Any, value: Any, where: str) -> Any:
     """Return a value as its annotation says; NaN is null in JSON. Annotations of other kinds are not checked."""
     origin, inner = get_origin(hint), get_args(hint)
+    if type(value) is int and value.bit_length() > 64:  # no array holds it
+        raise _Unfit(f"{where} must be a number of at most 64 bits, got {value!r:.60}")
     if origin in (Union, UnionType):
         if value is None and NoneType in inner:
             return None
@@ -127,7 +129,7 @@ def _typed(hint: Any, value: Any, where: str) -> Any:
         return {name: _typed(inner[1], part, f"{where}: {name!r:.60}") for name, part in value.items()}
     if hint is float:
         number = math.nan if value is None else numbered(value)
-        if isinstance(number, float) or (type(number) is int and number.bit_length() < 64):  # longer: no array holds it
+        if isinstance(number, int | float) and not isinstance(number, bool):
             return number
     elif is_dataclass(hint) and isinstance(hint, type):
         return value if isinstance(value, hint) else _record(hint, value, where)
