@@ -287,7 +287,7 @@ def test_a_value_of_another_type_is_refused_in_a_sentence(record: str) -> None:
 @pytest.mark.parametrize(
     ("setting", "value"),
     [("min_area", "evil:sig"), ("min_area", float("inf")), ("classes", 1), ("classes", [1, None]), ("metric", ["dice"]),
-     ("adaptation", "evil:sig"), ("adaptation", 3), ("names", []), ("objective", {}), ("ignore", 10**30)],
+     ("adaptation", "evil:sig"), ("adaptation", 3), ("names", []), ("ignore", 10**30)],
 )  # fmt: skip
 def test_a_setting_of_another_type_damages_an_archive(setting: str, value: Any, tmp_path: Path) -> None:
     create_archive(tmp_path, binding=BINDING, steps=1, configuration={"dataset": "hearts"})

@@ -55,8 +55,6 @@ class Manifest:
 class Settings:
     """The settings in the configuration of a ladder that casewise computes with; others are only shown."""
 
-    objective: str = ""
-    learning_rate: float | None = None
     metric: str = "dice"
     min_area: int = 16
     foreground: bool = True

@@ -29,10 +29,9 @@ def verify(path: str | Path) -> list[str]:
 
 def _problems(archive: Archive) -> Iterator[str]:
     for facts in (archive.manifest, *archive.manifest.get("ladders", {}).values()):
-        how = dict(facts.get("configuration", {}).get("adaptation") or {})
-        how.pop("objective", None)  # may be code of the user; checked before it is used
-        try:
-            check_names_no_code(how, where=layout.MANIFEST)
+        how = facts.get("configuration", {}).get("adaptation") or {}
+        try:  # the objective may be code of the user; it is checked before it is used
+            check_names_no_code({name: how[name] for name in how if name != "objective"}, where=layout.MANIFEST)
         except UnsafeInput as error:
             yield str(error)
     cases, seals = archive.cases or archive.entries, archive.manifest.get("cases", {})

@@ -158,10 +158,10 @@ def cross_fit(
                 job(told)
     else:
         _run(jobs, count, told)
-    return _result(folder, dealt, trained)
+    return _result(folder, dealt)
 
 
-def _result(folder: Path, dealt: tuple[tuple[str, ...], ...], trained: Sequence[tuple[str, ...]]) -> CrossFit:
+def _result(folder: Path, dealt: tuple[tuple[str, ...], ...]) -> CrossFit:
     failed = {
         number: from_plain(FailedFold, read_json(file), file.name).reason
         for number in range(len(dealt))
@@ -170,8 +170,7 @@ def _result(folder: Path, dealt: tuple[tuple[str, ...], ...], trained: Sequence[
     if len(failed) == len(dealt):
         return CrossFit(folder, dealt, failed)
     folds = read_tuned_folder(folder).folds
-    expected = [pair for number, pair in enumerate(zip(dealt, trained, strict=True)) if number not in failed]
-    if sorted((one.left_out, one.trained_on) for one in folds) != sorted(expected):
+    if sorted(one.left_out for one in folds) != sorted(out for number, out in enumerate(dealt) if number not in failed):
         raise Mismatch(f"the weights in {folder} are not those of the folds in {FOLDS}; delete {folder} and fit again")
     facts = [one.facts for one in folds]
     notes = tuple(dict.fromkeys(note for one in facts for note in one.get("notes", ())))

@@ -257,11 +257,10 @@ def load_backbone(
 
 def _check_device(device: str) -> None:
     try:
-        usable = bool(re.fullmatch(r"cpu|mps|cuda(:[0-9]+)?", device)) and torch.empty(0, device=device).numel() == 0
+        torch.empty(0, device=device if re.fullmatch(r"cpu|mps|cuda(:[0-9]+)?", device) else "")
     except (AssertionError, RuntimeError):  # what torch raises where this machine has no such device
-        usable = False
-    if not usable:
-        raise BadInput(f"the device must be cpu, or a cuda, cuda:1 or mps that this machine has, got {device!r:.60}")
+        own = "the device must be cpu, or a cuda, cuda:1 or mps that this machine has"
+        raise BadInput(f"{own}, got {device!r:.60}") from None
 
 
 def check_image(case: Case, *, channels: int | None = None) -> None:
