@@ -52,7 +52,7 @@ class Manifest:
 
 
 @dataclass(frozen=True)
-class Settings:
+class UsedSettings:
     """The settings in the configuration of a ladder that casewise computes with; others are only shown."""
 
     metric: str = "dice"
@@ -69,10 +69,9 @@ def check_manifest(manifest: Mapping[str, Any], where: str) -> None:
     again = "restore it or record again"
     from_plain(Manifest, manifest, where, again)
     for facts in (manifest, *manifest.get("ladders", {}).values()):
-        said = facts.get("configuration", {}).items()
-        from_plain(
-            Settings, {name: value for name, value in said if name in Settings.__dataclass_fields__}, where, again
-        )
+        said = facts.get("configuration", {})
+        used = {name: said[name] for name in UsedSettings.__dataclass_fields__ if name in said}
+        from_plain(UsedSettings, used, where, again)
 
 
 def named_ladders(manifest: Mapping[str, Any]) -> tuple[str, ...]:

@@ -469,6 +469,6 @@ def choice_sentences(found: Mapping[str, Any]) -> list[str]:
     if signal["rho"] is not None:
         lines.append(
             f"M0's agreement with the candidates has rank correlation {signal['rho']:.2f} with its metric "
-            f"(p {signal['p']:.3f}, {signal['cases']} cases)"
+            f"(p {'< 0.001' if signal['p'] < 0.001 else format(signal['p'], '.3f')}, {signal['cases']} cases)"
         )
     return [*lines, *quality.flag_sentences(found)]
