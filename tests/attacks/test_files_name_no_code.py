@@ -299,6 +299,12 @@ def test_a_setting_of_another_type_damages_an_archive(setting: str, value: Any, 
     assert setting in verify(tmp_path)[0]
 
 
+def test_an_archive_whose_adaptation_is_null_is_continued_or_refused(tmp_path: Path) -> None:
+    create_archive(tmp_path, binding=BINDING, steps=1, configuration={"adaptation": None})
+    with pytest.raises(CasewiseError, match="another configuration"):
+        create_archive(tmp_path, binding=BINDING, steps=1, configuration={"adaptation": {"steps": 1}, "seed": 1})
+
+
 CONTENTS = {
     "empty": b"",
     "half": b'{"schema": 2, "na',

@@ -148,7 +148,7 @@ def _compared(facts: Mapping[str, Any]) -> dict[str, Any]:
 
 def _without(settings: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
     kept = {name: value for name, value in settings.items() if name not in names}
-    return {name: _without(value, names) if name == "adaptation" else value for name, value in kept.items()}
+    return {name: _without(value or {}, names) if name == "adaptation" else value for name, value in kept.items()}
 
 
 _READINGS = ("views:", "running:", "members:", "tuned")
