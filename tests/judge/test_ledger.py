@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from worlds.candidates import views_archive
@@ -19,6 +20,7 @@ from casewise.judge.controllers import CONTROLLERS
 from casewise.judge.ledger import (
     LEDGER,
     PAPER,
+    compared_as,
     compared_designs,
     expose,
     ledger_problems,
@@ -27,6 +29,9 @@ from casewise.judge.ledger import (
     unlock,
 )
 from casewise.judge.outcomes import outcomes
+from casewise.judge.policy import READY, read_policy, write_policy
+from casewise.study.benchmark import decide_all, score
+from casewise.study.study import unlocked
 
 
 def test_the_papers_ledger_has_four_exposures_and_three_constants():
@@ -154,33 +159,84 @@ def test_a_comparison_notes_all_that_took_part(tmp_path):
     assert compared_designs(archive) == {row["design"] for row in rows} - {"m0"}
 
 
+HARMED = Promise(("harmed",), (0.4,))
+TOGETHER = Promise(("harmed",), (0.4,), 0.1)
+
+
 def used_before(certificate):
     return [one for one in certificate.warnings if "used before" in one]
 
 
-def test_a_certificate_names_the_routers_and_studies_that_looked_at_its_labels_before(tmp_path):
-    archive, other = (synthetic_archive(tmp_path / one, cases=24, prefix=one) for one in "ab")
-    routers, asked = [calibrate(archive, "cardiac"), calibrate(archive, "default")], Promise(("harmed",), (0.3,))
-    alone, _ = certify_router(other, calibrate(other, "cardiac"), asked, force=True)
-    assert not used_before(alone)
-    (said,) = used_before(certify_router(archive, routers[0], asked, force=True)[0])
-    assert "calibrate fitted default" in said
-    together, _ = certify_designs(archive, routers, Promise(("harmed",), (0.3,), 0.1), force=True)
+def refused(archive, policy, other):
+    with pytest.raises(Refused, match=f"was compared with .*{other}.* cannot certify it"):
+        certify_router(archive, policy, HARMED, force=True)
+
+
+def test_routers_that_were_calibrated_one_after_the_other_are_certified_together_or_not_at_all(tmp_path):
+    archive = synthetic_archive(tmp_path / "a", cases=24)
+    routers = [calibrate(archive, "cardiac")]
+    first, certified = certify_router(archive, routers[0], HARMED, force=True)
+    assert not used_before(first)
+    routers.append(calibrate(archive, "default"))
+    refused(archive, routers[0], "default")
+    refused(archive, routers[1], "cardiac")
+    refused(archive, certified, "default")  # the policy of the first certificate is the same router
+    together, _ = certify_designs(archive, routers, TOGETHER, force=True)
     assert not used_before(together)  # the bound is corrected for the choice among them
-    unlock(other, purpose="study", policy=routers[0])
-    (said,) = used_before(certify_router(other, routers[0], asked, force=True)[0])
-    assert "study of cardiac" in said
+    calibrate(
+        archive, "cardiac", percentiles="driving"
+    )  # other cut-points: the bound holds for every cut below its own
+    certify_designs(archive, routers, TOGETHER, force=True)
 
 
-def test_a_certificate_names_the_other_coordinates_of_a_router_and_a_benchmark(tmp_path):
-    archive, asked = synthetic_archive(tmp_path / "a", cases=40, prefix="r", seed=3), Promise(("harmed",), (0.4,))
+@pytest.mark.parametrize("other", [{"coordinate": "-msp"}, {"unshrunk": True}])
+def test_a_router_with_another_coordinate_or_action_is_another_router(tmp_path, other):
+    archive = synthetic_archive(tmp_path / "a", cases=40, prefix="r", seed=3)
     with pytest.raises(CasewiseError, match="was not recorded"):
         calibrate(archive, "stop-router")  # showed no result
-    made = [calibrate(archive, "cardiac", coordinate=one) for one in ("delta", "-msp")]
-    (said,) = used_before(certify_router(archive, made[0], asked, force=True)[0])
-    assert "calibrate fitted cardiac by -msp" in said
-    assert "stop-router" not in said
-    unlock(archive, purpose="bench")
-    together, _ = certify_designs(archive, made, Promise(("harmed",), (0.4,), 0.1), force=True)
-    (said,) = used_before(together)
-    assert "(bench; " in said
+    made = [calibrate(archive, "cardiac"), calibrate(archive, "cardiac", **other)]
+    refused(archive, made[0], "cardiac by")
+    assert "stop-router" not in str(compared_designs(archive))
+    for one in made:
+        certify_router(archive, read_policy(write_policy(tmp_path, one)), HARMED, force=True, together=None)
+    certify_designs(archive, made, TOGETHER, force=True)
+
+
+def test_the_same_router_on_another_ladder_is_another_router():
+    router = READY["cardiac"]
+    names = {compared_as(replace(router, ladder=one)) for one in ("", "tent", "eata")}
+    assert names == {"cardiac by delta", "cardiac by delta on tent", "cardiac by delta on eata"}
+
+
+def test_what_a_study_showed_with_these_labels_cannot_be_certified_with_them(tmp_path):
+    archive, other = (synthetic_archive(tmp_path / one, cases=24, prefix=one, split=None) for one in "ab")
+    studied = calibrate(other, "cardiac")
+    unlock(archive, purpose="study", policy=studied)
+    (said,) = used_before(certify_router(archive, studied, HARMED, force=True)[0])
+    assert "study of cardiac" in said  # alone: it may have been certified because the study was good
+    second = calibrate(other, "default")
+    (said,) = used_before(certify_router(archive, second, HARMED, force=True)[0])
+    assert "study of cardiac" in said  # not shown, so these labels did not choose it
+    unlock(archive, purpose="study", policy=second)
+    refused(archive, studied, "default")
+    refused(archive, second, "cardiac")
+    together, _ = certify_designs(archive, [studied, second], TOGETHER, force=True)
+    assert len(used_before(together)) == 1
+
+
+def test_a_study_of_a_learned_design_shows_the_consensus_too(tmp_path):
+    archive, other, third = (views_archive(tmp_path / one, cases=24, prefix=one, split=None) for one in "abc")
+    policy = calibrate(other, "default")
+    unlocked(archive, policy)
+    assert len(compared_designs(archive)) == 2
+    refused(archive, policy, "consensus")
+    refused(archive, calibrate(other, "consensus"), "default")
+    assert compared_as(policy) != compared_as(calibrate(third, "default"))
+
+
+def test_what_a_benchmark_showed_cannot_be_certified_with_its_labels(tmp_path):
+    holdout, archive = (synthetic_archive(tmp_path / one, cases=24, prefix=one, split=None) for one in "ab")
+    made, _ = decide_all(holdout, archive, ["cardiac", "default"], promise=HARMED)
+    assert [one.certificate is not None for one in made if one.design] == [False, True] * 2  # fixed in advance
+    score(made, archive, "0")
+    refused(archive, made[2].policy, "default")

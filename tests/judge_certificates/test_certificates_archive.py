@@ -31,7 +31,7 @@ from casewise.judge.certificates.certify_designs import certify_designs
 from casewise.judge.certificates.certify_gate import certify_gate, gated_case, gated_cases
 from casewise.judge.certificates.certify_router import Promise, certify_router, loss_table
 from casewise.judge.certificates.evidence import deployed_numbers, router_evidence
-from casewise.judge.ledger import ledger_problems, read_ledger, unlock
+from casewise.judge.ledger import compared_as, ledger_problems, read_ledger, unlock
 from casewise.judge.outcomes import edit_shares
 from casewise.judge.policy import READY, calibration_case, check_held_out, no_go, read_policy, write_policy
 from casewise.measure.signals.fragmentation import fragmentation
@@ -357,10 +357,12 @@ def test_the_second_attempt_on_the_same_labels_says_so(tmp_path):
     again, _ = certify_router(archive, one, Promise(("ha",), (0.1,)))
     assert (first.attempt, again.attempt, first.warnings) == (1, 1, ())  # the same question again is none
     two = calibrate(archive, "cardiac", coordinate="-msp")
-    other, _ = certify_router(archive, two, Promise(("ha",), (0.1,)), force=True)
+    with pytest.raises(Refused, match="was compared with cardiac by delta"):
+        certify_router(archive, two, Promise(("ha",), (0.1,)), force=True)  # a refused question is no attempt
+    other, _ = certify_router(archive, two, Promise(("ha",), (0.1,)), force=True, together=None)
     assert other.attempt == 2
     assert any("certification attempt 2 on these labels" in said for said in other.warnings)
-    third, _ = certify_router(archive.select(ids=archive.ids[:20]), one, Promise(("harmed",), (0.3,)))
+    third, _ = certify_router(archive.select(ids=archive.ids[:20]), one, Promise(("harmed",), (0.3,)), together=None)
     assert third.attempt == 3  # some of the same labels
     assert ledger_problems(archive.path) == []
     assert [line["compared"] for line in read_ledger(archive.path)] == [["cardiac by delta"], ["cardiac by -msp"]]
@@ -371,8 +373,13 @@ def test_designs_are_certified_together(tmp_path):
     designs = [calibrate(archive, "cardiac"), calibrate(archive, "cardiac", coordinate="-msp")]
     asked = Promise(("ha",), (0.4,), delta=0.1)
     found, _ = certify_designs(archive, designs, asked, force=True)
-    alone = [certify_router(archive, one, replace(asked, delta=0.05), force=True)[0] for one in designs]
-    assert found.details["designs"] == [one.name for one in designs]
+    half = replace(asked, delta=0.05)
+    alone = [certify_router(archive, one, half, force=True, together=None)[0] for one in designs]
+    assert found.details["designs"] == ["cardiac by delta", "cardiac by -msp"]
+    assert (
+        f"it is {compared_as(designs[[one.policy_before for one in alone].index(found.policy_before)])!r}"
+        in found.advice
+    )
     (same,) = (one for one in alone if one.policy_before == found.policy_before)
     assert found.cut <= same.cut  # of the certified cuts the one of greatest gain, at half of delta for each design
     with pytest.raises(BadInput, match="two or more of them, got 1"):

@@ -8,7 +8,7 @@ study or benchmark evaluates, are locked: :func:`unlock` writes its line first a
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -16,14 +16,15 @@ from typing import Any
 
 from casewise.archive.store import Archive
 from casewise.core.chain import Chain
-from casewise.core.errors import BadInput, DamagedArchive
+from casewise.core.durable import json_sha256
+from casewise.core.errors import BadInput, DamagedArchive, Refused
 from casewise.core.formats import json_text
 from casewise.core.records import Policy
 from casewise.core.text import UNIT
-from casewise.judge.policy import check_binding, check_held_out
+from casewise.judge.policy import READY, among_candidates, check_binding, check_held_out, is_learned
 
 LEDGER = "exposures.jsonl"
-EVENT, CERTIFICATION = "exposure", "certification"
+EVENT, CERTIFICATION, CALIBRATE = "exposure", "certification", "calibrate"
 
 
 def _choices(design: str, seen: str, *choices: str) -> tuple[Mapping[str, Any], ...]:
@@ -54,11 +55,11 @@ OURS = _choices(
 """What was seen when the design ``default`` was searched (docs/decisions/0012)."""
 
 
-def unlock(evaluation: Archive, *, purpose: str, policy: Policy | None = None) -> Archive:
+def unlock(evaluation: Archive, *, purpose: str, policy: Policy | None = None, compared: Iterable[str] = ()) -> Archive:
     """Write down why evaluation labels are read and for which policy; return the archive with readable labels.
 
     Refused when the policy was fitted on any of its cases or their patients, or on another model. An archive that is
-    already unlocked is returned as it is.
+    already unlocked is returned as it is. ``compared`` names other policies whose results are shown.
     """
     if not purpose.strip():
         raise BadInput("give the purpose of reading evaluation labels, such as purpose='study'; the ledger records it")
@@ -67,7 +68,8 @@ def unlock(evaluation: Archive, *, purpose: str, policy: Policy | None = None) -
         check_held_out(policy, evaluation.entries.values())
     if evaluation.unlocked_by:
         return evaluation
-    facts = {"labels": _labels(evaluation), "compared": [] if policy is None else [compared_as(policy)]}
+    shown = {*compared, *([] if policy is None else [compared_as(policy)])}
+    facts = {"labels": _labels(evaluation), "compared": sorted(shown)}
     return replace(evaluation, unlocked_by=expose(evaluation.path, choice=purpose, policy=policy, more=facts)["hash"])
 
 
@@ -87,9 +89,25 @@ def expose(
 
 
 def compared_as(policy: Policy) -> str:
-    """Return the name of a policy in the ledger; a router on another coordinate is another policy."""
-    coordinate = policy.options.get("coordinate")
-    return f"{policy.name} by {coordinate}" if coordinate else policy.name
+    """Return the name of a policy in the ledger.
+
+    A router with another coordinate or middle action, or on another ladder, is another policy; its cut-points do not
+    matter, because a bound at a cut holds for every cut below it. Of policies that labels fitted, each is another one.
+    """
+    name, options = policy.name.removesuffix("-certified"), policy.options
+    if among_candidates(policy) and is_learned(policy):
+        fitted = {key: value for key, value in options.items() if key != "cut_high"}  # the cut of a certificate
+        return f"{name} (fit {json_sha256([policy.controller, fitted, policy.cleanup, policy.calibration_id])[:8]})"
+    ready = READY[name].options if name in READY else options
+    own = f" by {options['coordinate']}" if options.get("coordinate") else ""
+    own += " unshrunk" if any(options.get(one) != ready.get(one) for one in ("mid", "mid_shrink")) else ""
+    return on_ladders(f"{name}{own}", policy.ladders or (policy.ladder,))
+
+
+def on_ladders(design: str, ladders: Iterable[str]) -> str:
+    """Return the name of a design that reads these ladders; "" is the unnamed one."""
+    named = "+".join(filter(None, ladders))
+    return f"{design} on {named}" if named else design
 
 
 def note_comparison(archive: Archive, designs: Sequence[str]) -> None:
@@ -97,21 +115,36 @@ def note_comparison(archive: Archive, designs: Sequence[str]) -> None:
 
     Args:
         archive: The calibration cases.
-        designs: The names of all designs that took part.
+        designs: The names of all designs that took part (:func:`compared_as`).
     """
     labels = _labels(archive)
     known = (line["compared"] for line in read_ledger(archive.path) if line.get("labels") == labels)
     if any(set(designs) <= set(compared) for compared in known):
         return
-    choice = f"calibrate {'compared' if len(designs) > 1 else 'fitted'} {', '.join(designs)}"
+    choice = f"{CALIBRATE} {'compared' if len(designs) > 1 else 'fitted'} {', '.join(designs)}"
     expose(archive.path, choice=choice, more={"compared": list(designs), "labels": labels})
 
 
 def compared_designs(archive: Archive) -> frozenset[str]:
     """Return the names of all designs, M0 left out, that were compared, calibrated or studied with these labels."""
-    labels = set(_labels(archive))
-    lines = [line for line in read_ledger(archive.path) if not labels.isdisjoint(line.get("labels", ()))]
-    return frozenset(name for line in lines for name in line["compared"]) - {"m0"}
+    return frozenset(name for line in _looks(archive) for name in line["compared"] if name.split()[0] != "m0")
+
+
+def check_not_chosen(archive: Archive, policy: Policy, together: Collection[str] | None) -> None:
+    """Refuse a policy that was compared with others on these labels, unless all of them are certified together.
+
+    ``together`` names the policies that are certified with it (:func:`compared_as`); None: it was fixed in advance.
+    """
+    own, compared = compared_as(policy), compared_designs(archive)
+    others = sorted(compared - {own, *(together or ())})
+    if together is None or own not in compared or not others:
+        return
+    among = among_candidates(policy)
+    both = "let certify choose: --policy default" if among else "certify all of them together: --policy A --policy B"
+    raise Refused(
+        f"{own!r} was compared with {', '.join(others)} on these labels (the archive's ledger says so), so they chose "
+        f"it and cannot certify it. Certify on {UNIT[1]} that were not used for the comparison, or {both} --method ltt"
+    )
 
 
 def earlier_looks(archive: Archive, tested: Collection[str] | None) -> list[str]:
@@ -119,12 +152,11 @@ def earlier_looks(archive: Archive, tested: Collection[str] | None) -> list[str]
 
     ``tested`` names all policies that are certified together (:func:`compared_as`); None stands for every policy.
     """
-    labels, own = set(_labels(archive)), {"m0", *(tested or ())}
+    own = {"m0", *(tested or ())}
     looks = {
         line["choice"] + (f" of {line['policy']}" if line["policy"] else "")
-        for line in read_ledger(archive.path)
-        if not labels.isdisjoint(line.get("labels", ()))
-        and (line["policy"] or not line["compared"] or (tested is not None and not set(line["compared"]) <= own))
+        for line in _looks(archive)
+        if not line["choice"].startswith(CALIBRATE) or (tested is not None and not set(line["compared"]) <= own)
     }
     if not looks:
         return []
@@ -132,6 +164,12 @@ def earlier_looks(archive: Archive, tested: Collection[str] | None) -> list[str]
         f"These labels were used before ({'; '.join(sorted(looks))}; {LEDGER}). The promise holds "
         "only if the policy was chosen without those results."
     ]
+
+
+def _looks(archive: Archive) -> list[dict[str, Any]]:
+    """Return the lines of the ledger that are about labels of these cases."""
+    labels = set(_labels(archive))
+    return [line for line in read_ledger(archive.path) if not labels.isdisjoint(line.get("labels", ()))]
 
 
 def _labels(archive: Archive) -> list[str]:

@@ -111,6 +111,12 @@ def among_candidates(policy: Policy) -> bool:
     return metadata_of(controller_kind(policy)).among_candidates
 
 
+def is_learned(policy: Policy) -> bool:
+    """Return True if labels chose or fitted a policy that chooses among candidates."""
+    own: Any = controller_of(policy)
+    return policy.name.removesuffix("-certified") != own.name or getattr(own, "learned", True)
+
+
 def adapts(policy: Policy) -> bool:
     """True if a policy may deploy another mask than M0, or looks at candidates to flag M0."""
     return metadata_of(controller_kind(policy)).adapts or bool(policy.flag) or bool(policy.cleanup)

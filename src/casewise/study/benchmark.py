@@ -30,16 +30,15 @@ from casewise.judge.certificates.certificate import Certificate
 from casewise.judge.certificates.certify_designs import halves_of
 from casewise.judge.certificates.certify_router import Promise, certify_router
 from casewise.judge.decide import CONSENSUS_NAMES, has_consensus
-from casewise.judge.ledger import expose, read_ledger, unlock
+from casewise.judge.ledger import compared_as, expose, read_ledger, unlock
 from casewise.judge.outcomes import deployed_rows, judged_share, outcomes
 from casewise.judge.policy import READY, among_candidates, check_held_out, controller_of, design_of, no_go
 from casewise.render.tables import DASH, Cell, Column, Estimate, Table
 from casewise.replay import replay
-from casewise.study.statistics.resample import cluster_numbers, gain_fields
+from casewise.study.statistics.resample import FEWEST, cluster_numbers, gain_fields
 
 DECISIONS, RESULT = "decisions.json", "result.json"
 SEALED, OPENED = "bench: decisions sealed", "bench: labels opened for the decisions"
-FEWEST = 5  # clusters from which an interval is given
 READABLE_AS_THEY_ARE = ("plain", "nnunet_raw")  # layouts whose files need no mapping before a model reads them
 CASE_COLUMNS = ("case", "metric", "change", "ha", "ba", "worse_voxels", "flagged", "rolled_back")
 COLUMNS = (
@@ -249,10 +248,10 @@ def _certified(known: Archive, policy: Policy, design: str, promise: Promise, na
     """Certify a policy; a design that labels fit is fitted on half of the patients and certified on the other half."""
     note: tuple[str, ...] = ()
     try:
-        certificate, certified = certify_router(known, policy, promise, force=True)
+        certificate, certified = certify_router(known, policy, promise, force=True, together=None)
     except Overlap:
         fit, test = halves_of(known)
-        certificate, certified = certify_router(test, _fitted(fit, design), promise, force=True)
+        certificate, certified = certify_router(test, _fitted(fit, design), promise, force=True, together=None)
         note = (f"{name}: fitted on half of the calibration {UNIT[1]} and certified on the other half",)
     if not certificate.feasible:
         raise BadInput(certificate.advice)
@@ -335,7 +334,7 @@ def score(methods: Sequence[Method], evaluation: Archive, sha256: str) -> dict[s
     opened = f"{OPENED} {sha256}"
     if _ledger_has(evaluation, opened):
         evaluation = replace(evaluation, unlocked_by=opened)
-    evaluation = unlock(evaluation, purpose=opened)
+    evaluation = unlock(evaluation, purpose=opened, compared=[compared_as(one.policy) for one in methods if one.design])
     frames = pd.concat(outcomes(evaluation.ladder(ladder)) for ladder in evaluation.ladders)
     source = frames.loc[frames["step"] == 0].groupby("case")["metric"].first()
     gains = (frames.groupby("case")["metric"].max() - source).dropna()
@@ -395,7 +394,7 @@ def summary(rows: pd.DataFrame, oracle: float | None = None) -> dict[str, Any]:
     known = rows.loc[rows["change"].notna()]
     change, units = known["change"].to_numpy(float), cluster_numbers(known)
     judged, gains = judged_share(rows), gain_fields(change, units)
-    if gains["clusters"] < FEWEST:
+    if gains["clusters"] < FEWEST or pd.isna(gains["low"]):
         gains |= {"low": None, "high": None}
     return {
         "cases": len(rows),

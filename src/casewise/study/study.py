@@ -22,8 +22,8 @@ from casewise.judge.calibration.cuts import CONVENTIONS
 from casewise.judge.certificates.certificate import Certificate
 from casewise.judge.controllers import CONTROLLERS
 from casewise.judge.controllers.metadata import Metadata, metadata_of
-from casewise.judge.decide import CONSENSUS_NAMES, deployed_mask
-from casewise.judge.ledger import unlock
+from casewise.judge.decide import CONSENSUS_NAMES, deployed_mask, has_consensus
+from casewise.judge.ledger import on_ladders, unlock
 from casewise.judge.outcomes import deployed, deployed_rows, outcomes, scoring_options
 from casewise.judge.policy import controller_of, judge_of, ready_policy
 from casewise.measure.measures import Measure, check_names
@@ -305,9 +305,11 @@ class Study:
 
 def unlocked(evaluation: Archive, policy: Policy) -> Archive:
     """Unlock the labels of the evaluation cases for a study of a policy."""
+    shown = [on_ladders("consensus", policy.ladders or (policy.ladder,))] if has_consensus(evaluation, None) else []
+    note = partial(unlock, purpose="study", policy=policy, compared=shown)
     if not policy.ladders:
-        return unlock(evaluation, purpose="study", policy=policy)
-    together = unlock(evaluation.join(policy.ladders), purpose="study", policy=policy)
+        return note(evaluation)
+    together = note(evaluation.join(policy.ladders))
     return together.ladder(evaluation.ladder_name or next(iter(policy.ladders)))
 
 

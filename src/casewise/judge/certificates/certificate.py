@@ -89,9 +89,7 @@ def policy_digest(policy: Policy) -> str:
     """Return the sha256 of everything that a policy's decisions depend on."""
     plain = asdict(policy)
     parts = {key: plain[key] for key in ("controller", "options", "groups", "steps", "binding", "calibration_id")}
-    if policy.ladder:
-        parts["ladder"] = policy.ladder
-    return json_sha256(parts)
+    return json_sha256(parts | {key: plain[key] for key in ("ladder", "ladders", "cleanup") if plain[key]})
 
 
 def check_certificate(certificate: Certificate, policy: Policy, binding: Binding | None = None) -> None:

@@ -66,20 +66,21 @@ def certify_designs(
     for one in policies:
         check_router(one)
         check_go(one, force=force)
-    names = [one.name for one in policies]
+    names = [one.name if halved else compared_as(one) for one in policies]
     digests = [policy_digest(one) for one in policies]
-    together = None if halved else [compared_as(one) for one in policies]
+    together = None if halved else names
     each = [router_evidence(archive, one, margin=asked.margin, together=together) for one in policies]
     designs = [DesignEvidence(*pair) for pair in zip(policies, each, strict=True)]
     question = {"method": "designs", "designs": digests, **asdict(asked)}
     said = note_attempt(archive, policies[0], question, force=force, together=together)
     found = best_certified(designs, asked, "betting")
     best, cut, p = (designs[0], None, None) if found is None else found
+    taken = names[designs.index(best)]
     where = limits(asked, len(set(best.evidence.clusters)), "betting", asked.delta / len(designs))
     certificate, certified = issue(
         archive, best.policy, asked, best.evidence, cut, p, where, (), said, designs=len(designs), halved=halved
     )
-    advice = certificate.advice + ("" if found is None else f" Of {', '.join(names)} it is {best.policy.name!r}.")
+    advice = certificate.advice + ("" if found is None else f" Of {', '.join(names)} it is {taken!r}.")
     details = {"family_wise": "chains", "designs": names, "p_value": "betting"}
     return replace(certificate, details=details, advice=advice), certified
 

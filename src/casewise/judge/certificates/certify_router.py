@@ -61,17 +61,26 @@ class Promise:
 
 
 def certify_router(
-    archive: Archive, policy: Policy, asked: Promise, *, evaluation: Archive | None = None, force: bool = False
+    archive: Archive,
+    policy: Policy,
+    asked: Promise,
+    *,
+    evaluation: Archive | None = None,
+    force: bool = False,
+    together: Together = (),
 ) -> tuple[Certificate, Policy]:
     """Certify the deployed harm of a router; return the certificate and the router with cut_high = min(own, certified).
 
     Without a certified cut the policy is M0. Labels of ``evaluation`` are read through its exposure ledger, and the
-    attempt is written into that of ``archive``. A policy that calibration advised against needs ``force``.
+    attempt is written into that of ``archive``. A policy that calibration advised against needs ``force``. ``together``
+    is None if the policy was fixed before these labels compared it with others.
     """
     labelled.check_router(policy)
     check_go(policy, force=force)
-    evidence = labelled.router_evidence(archive, policy, overlap=asked.low_mid == "envelope", margin=asked.margin)
-    said = note_attempt(archive, policy, {"method": "crc or ltt", **asdict(asked)}, force=force)
+    evidence = labelled.router_evidence(
+        archive, policy, overlap=asked.low_mid == "envelope", margin=asked.margin, together=together
+    )
+    said = note_attempt(archive, policy, {"method": "crc or ltt", **asdict(asked)}, force=force, together=together)
     if evaluation is not None:
         evaluation = unlock(evaluation, purpose="certify", policy=fitted_on(policy, archive.entries.values()))
     tables = tuple(loss_table(evidence, asked, name) for name in asked.losses)
@@ -257,7 +266,7 @@ def _reliability(
         return {}
     own, fresh, source = replace(asked, low_mid="fixed"), None, ""
     if evaluation is not None:
-        seen = labelled.router_evidence(evaluation, policy, overlap=False, margin=asked.margin)
+        seen = labelled.router_evidence(evaluation, policy, overlap=False, margin=asked.margin, together=None)
         fresh = loss_table(seen, asked, asked.label), loss_table(seen, own, asked.label)
         source = pluralize(len(seen.ids), "evaluation case")
     return reliability_points(tables[0], loss_table(evidence, own, asked.label), fresh, source)

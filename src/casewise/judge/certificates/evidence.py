@@ -21,7 +21,7 @@ from casewise.core.text import UNIT, pluralize
 from casewise.judge import policy as policies
 from casewise.judge.controllers.metadata import metadata_of
 from casewise.judge.decide import replay_case
-from casewise.judge.ledger import compared_designs
+from casewise.judge.ledger import check_not_chosen
 from casewise.judge.outcomes import deployed_rows, judged_share, outcomes
 
 Floats = NDArray[np.float64]
@@ -133,13 +133,14 @@ def router_evidence(
 ) -> Evidence:
     """Return the evidence for a router from all labelled cases; ``overlap=False`` refuses its calibration cases.
 
-    ``together`` names the designs that are tested together, whose choice is paid for; None stands for all of them.
+    ``together`` names the designs that are certified together; None: the design was fixed in advance.
     ``margin`` is the loss of the metric that a case may have before it counts as harmed.
     """
     check_router(policy)
     policies.check_binding(policy, archive.binding)
+    check_not_chosen(archive, policy, together)
     if policies.among_candidates(policy):
-        return _choice_evidence(archive, policy, margin, together)
+        return _choice_evidence(archive, policy, margin)
     if not overlap:
         policies.check_held_out(policy, archive.entries.values())
     if policy.options.get("coordinate") == "risk" and set(policy.calibration_cases) & set(archive.ids):
@@ -192,22 +193,13 @@ def _check_kept_aside(policy: Policy, archive: Archive) -> None:
         ) from error
 
 
-def _choice_evidence(archive: Archive, policy: Policy, margin: float, together: Together) -> Evidence:
+def _choice_evidence(archive: Archive, policy: Policy, margin: float) -> Evidence:
     """Return the evidence for a policy that chooses among all candidates: losses, and the size of the edit.
 
     The cut is on the size of the edit: a larger edit goes back to M0, so losses only grow with the cut. A policy that
     labels fitted or chose is refused on the same cases or patients.
     """
-    own = policies.controller_of(policy)
-    plain = policy.name == own.name and not getattr(own, "learned", True)  # True if no label chose or fitted the policy
-    compared = compared_designs(archive) if plain and together is not None else frozenset[str]()
-    if policy.name in compared and (others := sorted(compared - {policy.name, *(together or ())})):
-        raise Refused(
-            f"{policy.name!r} was compared with {', '.join(others)} on these labels (the archive's ledger says so), so "
-            f"they chose it and cannot certify it. Certify on {UNIT[1]} that calibrate did not use, or certify "
-            f"the choice, too: casewise certify ARCHIVE --policy default --method ltt"
-        )
-    if not plain:
+    if policies.is_learned(policy):
         _check_kept_aside(policy, archive)
     rows = _deployed_table(archive, replace(policy, options={**policy.options, "cut_high": np.inf}))
     ids, values = tuple(rows["case"]), rows["value"].to_numpy(float)
