@@ -259,10 +259,10 @@ def test_matched_quota_rejects_at_the_nominal_rate_when_the_coordinate_knows_not
 
 @pytest.mark.slow
 def test_matched_quota_p_values_are_uniform_under_the_null():
-    p = matched_p(1500, effect=0.0)
+    p = matched_p(600, effect=0.0)
     for level in (0.05, 0.2, 0.5):
         rates = (p <= level).mean(axis=0)
-        assert rates == pytest.approx(level, abs=3 * sqrt(level * (1 - level) / 1500) + 0.01)
+        assert rates == pytest.approx(level, abs=3 * sqrt(level * (1 - level) / 600) + 0.01)
 
 
 def test_a_planted_gain_is_separated_and_its_attribution_is_below_one():

@@ -373,7 +373,7 @@ def _interval(
 
 def as_plain(found: Interval) -> dict[str, Any]:
     """An interval in plain JSON types; one cluster and equal values have an estimate and no interval."""
-    several = found.clusters > 1 and found.low < found.high
+    several = found.clusters > 1 and found.low < found.high - 1e-12
     return {
         "estimate": found.estimate,
         "low": found.low if several else None,

@@ -24,10 +24,8 @@ from casewise.study.analyses.controls import attribution_of
 from casewise.study.analyses.cut_points import quota_found
 from casewise.study.analyses.deployed_methods import interval_between, verdict
 from casewise.study.analyses.gain import answers, captured, deployed_row
-from casewise.study.statistics.resample import cluster_numbers
+from casewise.study.statistics.resample import FEWEST, cluster_numbers
 from casewise.study.study import Study
-
-FEWEST = 5  # patients that an interval needs
 
 
 @dataclass(frozen=True)

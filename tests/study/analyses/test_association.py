@@ -99,6 +99,19 @@ def test_the_top_tertile_of_mostly_zeros_is_everything_above_zero():
     assert (int(flags.sum()), threshold) == (2, 0.0)
 
 
+@pytest.mark.parametrize(("patients", "has_interval"), [(2, False), (4, False), (5, True)])
+def test_a_correlation_of_fewer_than_five_patients_has_no_interval(patients, has_interval):
+    """With four the bootstrap gives intervals that end at the estimate, such as 0.736 [0.400, 0.736]."""
+    rng, rows = np.random.default_rng(0), 4 * patients
+    frame = pd.DataFrame({"case": np.repeat(np.arange(patients), 4), "cluster": None, "step": 1, "shrink": 0.0})
+    frame["case"] = frame["case"].map(str)
+    frame = frame.assign(ha=rng.random(rows), delta=rng.random(rows), regions=1.0, metric=0.5)
+    row = association(frame, signals=["delta"], differences=False, resamples=300).table.iloc[0]
+    assert np.isfinite([row["low"], row["high"]]).all() == has_interval
+    assert np.isfinite([row["rho"], row["p_shuffled"]]).all()
+    assert ("fewer than 5" in row["reason"]) != has_interval
+
+
 def test_a_perfect_order_of_few_cases_has_no_interval_and_its_auroc_a_wide_one():
     """A bootstrap gives [1.000, 1.000] for both."""
     frame = pd.DataFrame({"case": list("abcdefgh"), "cluster": None, "step": 1, "shrink": 0.0})

@@ -8,7 +8,14 @@ import pytest
 from scipy import stats
 
 from casewise.core.errors import BadInput
-from casewise.study.statistics.resample import cluster_numbers, draws, interval_of, mean_interval, paired_interval
+from casewise.study.statistics.resample import (
+    cluster_numbers,
+    draws,
+    gain_fields,
+    interval_of,
+    mean_interval,
+    paired_interval,
+)
 
 
 def test_the_index_matrix_is_the_stated_stream_and_says_so():
@@ -45,8 +52,8 @@ def test_identical_cases_in_a_cluster_widen_the_interval():
 
 
 def test_p_below_counts_strictly_negative_draws():
-    found = mean_interval(np.zeros(10))
-    assert (found.p_below, found.separated, found.holds_zero) == (0.0, False, True)
+    found = mean_interval(np.arange(10.0))
+    assert (found.p_below, found.separated, found.holds_zero) == (0.0, True, False)
 
 
 def test_draws_without_a_value_are_dropped_and_counted():
@@ -93,11 +100,20 @@ def test_few_clusters_get_students_t_and_one_gets_none():
 
 
 @pytest.mark.parametrize("value", [0.0, 0.1, 0.3])
-def test_constant_data_have_an_interval_by_every_method(value):
-    units = np.array([0, 0, 0, 1, 1, 2])
-    for method in ("t", "percentile"):
-        found = mean_interval(np.full(6, value), clusters=units, method=method)
-        assert [found.low, found.high] == pytest.approx([value, value])
+@pytest.mark.parametrize("method", ["t", "percentile"])
+def test_equal_values_are_no_certainty_so_they_have_no_interval(value, method):
+    found = mean_interval(np.full(6, value), clusters=np.array([0, 0, 0, 1, 1, 2]), method=method)
+    assert found.estimate == pytest.approx(value)
+    assert np.isnan([found.low, found.high]).all()
+    assert "every value is equal" in found.reason
+
+
+def test_an_interval_of_shares_ends_where_no_share_can_be():
+    two = paired_interval([0.9, 0.1], [0.0, 0.2])
+    assert (two.low, two.high) == (-1.0, 1.0)
+    assert (gain_fields(np.array([0.9, -0.1]), np.array([0, 1]))["low"]) == -1.0
+    assert mean_interval([9.0, -1.0]).low < -10  # a volume has no such end
+    assert paired_interval([9.0, -1.0], [0.0, 0.2]).low < -10
 
 
 @pytest.mark.parametrize("patients", [5, 10, 20])

@@ -25,7 +25,7 @@ from casewise.study.statistics.ranks import (
     spearman_draws,
     spearman_p,
 )
-from casewise.study.statistics.resample import LEVEL, RESAMPLES, cluster_numbers, draws, interval_of
+from casewise.study.statistics.resample import FEWEST, LEVEL, RESAMPLES, cluster_numbers, draws, interval_of
 from casewise.study.study import Study, once
 from casewise.study.trajectories import adapted_rows, horizon, scopes_of, signals_in, unshrunk
 
@@ -180,9 +180,10 @@ def _together(part: pd.DataFrame, names: Sequence[str], resamples: int, seed: in
             continue
         found = interval_of(rho, drawn[:, at], n=sizes["n"], clusters=amount)
         fields = {field: getattr(found, field) for field in ("low", "high", "clusters", "skipped")}
-        if found.low == found.high:  # all draws are in order: that is not certainty
+        if amount < FEWEST or found.low == found.high:  # all draws are in order: that is not certainty
             fields |= {"low": np.nan, "high": np.nan}
-            record["reason"] = f"the order is perfect in every draw of {amount} {UNIT[1]}, so there is no interval"
+            why = "the order is perfect in every draw of " if amount >= FEWEST else f"fewer than {FEWEST}: "
+            record["reason"] = f"{why}{amount} {UNIT[1]}, so there is no interval"
         against = rho > 0 if name in SIGNALS and not SIGNALS[name].higher_is_riskier else rho < 0  # (C12)
         records[name] = {**record, **fields, "p_shuffled": float(shuffled[at]), "against": against}
     return records

@@ -24,7 +24,7 @@ from casewise.judge.outcomes import deployed, judged_sentence, judged_share, out
 from casewise.judge.policy import controller_of
 from casewise.measure.metrics.overlap import micro_miou
 from casewise.render.ink import HARM, INK, MUTED, OURS, Picture, canvas, inked
-from casewise.render.tables import NOT_RUN, Cell, Column, PairCell, Table, number
+from casewise.render.tables import NOT_RUN, Cell, Column, PairCell, Table, interval, number
 from casewise.replay import replay
 from casewise.study.analyses.deployed_methods import method_table_of
 from casewise.study.assignment import oracle_steps
@@ -335,9 +335,10 @@ def early_segment(
     cut = paired_interval(left["ha"], right["ha"], clusters=cluster_numbers(left), **bootstrap)
     kept = f"{', '.join(better)} have a higher mean" if better else "no step has a higher mean"
     how = "is shown to differ from zero" if cut.shown else "is not shown to differ from zero"
+    spread = interval(cut.estimate, cut.low, cut.high, 4, signed=True)
     note = (
-        f"M0 {source:.4f}; {kept}. HA of {stop} against {reference}: {cut.estimate:+.4f} [{cut.low:+.4f}, "
-        f"{cut.high:+.4f}], which {how} (sign-flip p {cut.p_flip:.3f}, n={cut.n})."
+        f"M0 {source:.4f}; {kept}. HA of {stop} against {reference}: {spread}, which {how} "
+        f"(sign-flip p {cut.p_flip:.3f}, n={cut.n})."
     )
     made = {"cut": cut.estimate, "low": cut.low, "high": cut.high, "reference": reference}
     return Finding("early", pd.DataFrame(records), len(left), "O12", {"worth_keeping": bool(better), **made}, (note,))

@@ -156,13 +156,13 @@ def _interval_row(one: MethodPair, quantity: str, methods: Methods, options: Map
         "reference": one.reference,
         "quantity": quantity,
         **interval_fields(found),
-        "matched": found.holds_zero,
+        "matched": found.holds_zero or how == "none",
         "below_scale": quantity == "ha" and abs(found.estimate) < 10 * REPRODUCIBILITY_SCALE,
         **dict(zip(("wins", "ties", "losses"), sides, strict=True)),
         "wilcoxon": how,
         "wilcoxon_p": p,
         "interval": found.method,
-        "reason": found.reason or ("every difference is zero" if how == "none" else ""),
+        "reason": "every difference is zero" if how == "none" and len(left) else found.reason,
     }
 
 

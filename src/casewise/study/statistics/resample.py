@@ -28,6 +28,7 @@ from casewise.judge.outcomes import POINT
 RESAMPLES = 5000
 LEVEL = 0.05  # level of every test
 MANY = 200  # clusters from which the percentile bootstrap is used for means
+FEWEST = 5  # clusters that an interval of a correlation, of a benchmark or of a study needs
 Floats = NDArray[np.float64]
 
 
@@ -145,11 +146,13 @@ def mean_interval(
     resamples: int = RESAMPLES,
     seed: int = RESAMPLING_SEED,
     method: str = "auto",
+    largest: float = np.inf,
 ) -> Interval:
     r"""Interval of a mean over cases; the cases of one cluster (patient or sequence) go together.
 
     Below 200 clusters it is Student's t with the degrees of freedom of the clusters, because the percentile bootstrap
-    covers too seldom with few of them (.82 to .85 with 5 at a stated .95). One cluster has no interval.
+    covers too seldom with few of them (.82 to .85 with 5 at a stated .95). One cluster has no interval, and equal
+    values have none.
 
     .. math:: \bar d \pm t_{C-1} \sqrt{\tfrac{C}{C-1} \sum_c \big((S_c - m_c \bar d) / n\big)^2}, \quad
               \bar d^{(b)} = \sum_{c} S_{I_{bc}} \Big/ \sum_c m_{I_{bc}}, \quad S_c = \sum_{i \in c} d_i,\ m_c = |c|.
@@ -160,6 +163,7 @@ def mean_interval(
         resamples: Draws of the bootstrap.
         seed: Of the draws.
         method: ``"auto"``, ``"t"`` or ``"percentile"``.
+        largest: Largest possible absolute value of the mean; the interval ends there.
 
     Returns:
         The interval; NaN with a reason where there is none.
@@ -176,13 +180,14 @@ def mean_interval(
     found = replace(found, p_flip=sign_flip_p(sums, resamples=resamples, seed=seed))
     if method not in ("auto", "t", "percentile"):
         raise BadInput(f"the interval method must be 'auto', 't' or 'percentile', got {method!r}")
-    if len(sums) < 2:
-        one = "one patient has no interval"
-        return replace(found, low=float("nan"), high=float("nan"), p_below=float("nan"), reason=one)
+    if len(sums) < 2 or np.ptp(numbers) <= 1e-12:
+        why = "one patient has no interval" if len(sums) < 2 else "every value is equal, so there is no interval"
+        below = float("nan") if len(sums) < 2 else found.p_below
+        return replace(found, low=float("nan"), high=float("nan"), p_below=below, reason=why)
     if method == "t" or (method == "auto" and len(sums) < MANY):
         _, low, high = mean_low(numbers, unit, level=0.975)
-        return replace(found, low=low, high=high, method="t")
-    return found
+        found = replace(found, low=low, high=high, method="t")
+    return replace(found, low=max(found.low, -largest), high=min(found.high, largest))
 
 
 def cluster_means(sums: Floats, sizes: Floats, drawn: Draws) -> Floats:
@@ -212,11 +217,19 @@ def signs(n: int, resamples: int, seed: int) -> Floats:
 
 
 def paired_interval(first: ArrayLike, second: ArrayLike, **options: Any) -> Interval:
-    """Interval of mean(first - second) over the same cases (H1); options as in :func:`mean_interval`."""
+    """Interval of mean(first - second) over the same cases (H1); options as in :func:`mean_interval`.
+
+    Differences of values between 0 and 1 (HA, Dice) lie between -1 and 1, and so does their interval.
+    """
     left, right = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)
     if left.shape != right.shape:
         raise BadInput(f"paired values must be of the same cases, got {left.shape} and {right.shape}; join by case")
-    return mean_interval(left - right, **options)
+    return mean_interval(left - right, largest=_largest(left, right), **options)
+
+
+def _largest(*values: Floats) -> float:
+    """1 if all values lie between 0 and 1, else infinity."""
+    return 1.0 if all((one >= 0).all() and (one <= 1).all() for one in values) else np.inf
 
 
 _EXACT_UP_TO = 25  # nonzero differences; beyond it, or with ties, the normal approximation with tie correction
@@ -235,7 +248,8 @@ def hurt_share(change: Floats, clusters: NDArray[np.int64], limit: float) -> tup
 
 def gain_fields(change: Floats, clusters: NDArray[np.int64], **options: Any) -> dict[str, Any]:
     """Summarize the changes of the metric: mean with interval, cases helped and hurt, patients hurt by a point."""
-    gain, (hurt, bound) = mean_interval(change, clusters=clusters, **options), hurt_share(change, clusters, POINT)
+    gain = mean_interval(change, clusters=clusters, largest=_largest(np.abs(change)), **options)
+    hurt, bound = hurt_share(change, clusters, POINT)
     return {
         "gain": gain.estimate,
         **{name: getattr(gain, name) for name in ("low", "high", "clusters", "shown")},
