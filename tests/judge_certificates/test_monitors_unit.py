@@ -168,6 +168,8 @@ def test_monitor_from_the_command_line_continues_where_it_stopped(site, tmp_path
     first = RUN.invoke(app, ["monitor", str(calm), *words, "--calibration", str(site.path)], catch_exceptions=False)
     assert first.exit_code == 0, first.output
     assert "20 decisions (20 patients) and 0 audits" in first.output
+    assert "exchangeability: silent" in first.output
+    assert "exchangeability/foreground: these cases have no such number" in first.output  # not "silent"
     drifted = tmp_path / "later.csv"
     drifted.write_text("case,value,loss\n" + "".join(f"b{t},{1 + t},\n" for t in range(60)))
     second = RUN.invoke(app, ["monitor", str(drifted), *words], catch_exceptions=False)

@@ -180,5 +180,7 @@ def _summary(watch: Watch) -> str:
         lines.append(f"  the audits of {watch.waiting[0]} are counted when those of another {UNIT[0]} begin")
     for name, one in watch.monitors.items():
         said = "silent" if one.alarm_at is None else f"ALARM after {pluralize(one.alarm_at, *UNIT)}"
+        if decided and not getattr(one, "stream", True):
+            said = "these cases have no such number, so nothing is watched"
         lines.append(f"  {name}: {said} (false with probability at most {one.delta:.2g})")
     return "\n".join([*lines, *(said for said in (watch.suspension, watch.void) if said), UNSEEN])

@@ -182,8 +182,7 @@ def mean_interval(
         raise BadInput(f"the interval method must be 'auto', 't' or 'percentile', got {method!r}")
     if len(sums) < 2 or np.ptp(numbers) <= 1e-12:
         why = "one patient has no interval" if len(sums) < 2 else "every value is equal, so there is no interval"
-        below = float("nan") if len(sums) < 2 else found.p_below
-        return replace(found, low=float("nan"), high=float("nan"), p_below=below, reason=why)
+        return replace(found, low=np.nan, high=np.nan, p_below=np.nan, reason=why)
     if method == "t" or (method == "auto" and len(sums) < MANY):
         _, low, high = mean_low(numbers, unit, level=0.975)
         found = replace(found, low=low, high=high, method="t")
