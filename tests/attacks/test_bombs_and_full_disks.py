@@ -121,16 +121,18 @@ def test_a_full_or_locked_disk_is_one_sentence_and_the_run_continues_from_there(
     assert not list((tmp_path / "out").rglob(".writing-*"))
 
 
-def test_ctrl_c_is_one_sentence_with_a_hint_and_code_130(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "jobs"), [("SIGINT", "2"), pytest.param("SIGTERM", "1", marks=pytest.mark.whole)])
+def test_a_stop_is_one_sentence_with_a_hint_and_code_130(name: str, jobs: str, tmp_path: Path) -> None:
+    """Ctrl-C in a terminal reaches the workers, too, and they say nothing; SIGTERM comes from schedulers."""
     scans(tmp_path, 40)
     program = "from casewise.cli import main\nmain()"
-    command = [sys.executable, "-c", program, *words(tmp_path, tmp_path / "out", "--set", "overlays=false")]
+    command = [sys.executable, "-c", program, *words(tmp_path, tmp_path / "out", "--set", "overlays=false", "-j", jobs)]
     heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # a test run in the background ignores Ctrl-C
-    running = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=heard)
+    running = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=heard, start_new_session=True)
     deadline = time.monotonic() + 120
     while not list((tmp_path / "out").glob("*.nii.gz")) and time.monotonic() < deadline:
         time.sleep(0.02)
-    os.kill(running.pid, signal.SIGINT)
+    os.killpg(running.pid, getattr(signal, name)) if jobs == "2" else os.kill(running.pid, getattr(signal, name))
     _, said = running.communicate(timeout=120)
     assert running.returncode == 130, said
     assert "Traceback" not in said

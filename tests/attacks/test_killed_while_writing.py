@@ -7,12 +7,13 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import nibabel
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 from worlds.cohorts import synthetic_archive
 from worlds.discs import disc, eroding_model
-from worlds.kills import kills
+from worlds.kills import killed, kills
 from worlds.predictions import hearts
 from worlds.updates import update
 
@@ -22,7 +23,7 @@ from casewise.archive.store import open_archive
 from casewise.archive.verify import verify
 from casewise.cli import app
 from casewise.cli.certify import _check_place
-from casewise.core.durable import TEMPORARY
+from casewise.core.durable import TEMPORARY, write_durably
 from casewise.core.errors import BadInput
 from casewise.core.records import Case, Policy
 from casewise.judge.certificates.certificate import CERTIFICATE, CERTIFICATE_PAGE, certificate_problems
@@ -70,6 +71,36 @@ def test_certify(tmp_path: Path) -> None:
         same(tmp_path / "out", tmp_path / "whole", "json", "html")
         shutil.rmtree(tmp_path / "out")
     assert tried >= 2
+
+
+def test_predict(tmp_path: Path) -> None:
+    """Killed after the last mask, too: page, summary and the refusal of a foreign folder come after it."""
+    images = tmp_path / "images"
+    images.mkdir()
+    for number in range(2):
+        volume = nibabel.Nifti1Image(disc(number, 2, 24)[0][0][..., None], np.diag([1.5, 1.5, 5, 1]))
+        nibabel.save(volume, images / f"{number}.nii.gz")
+    words = ("predict", "-i", images, "-m", "worlds.discs:eroding_model", "--policy", "m0", "--continue_prediction",
+             "-o", tmp_path / "out")  # fmt: skip
+    tried = 0
+    for at in kills(lambda: call(*words), every=3):
+        if (tmp_path / "out" / "audit.jsonl").is_file():
+            tried += 1
+            assert verify_predictions(tmp_path / "out"), at
+        shutil.rmtree(tmp_path / "out")
+    call(*words)
+    assert verify_predictions(tmp_path / "out") == []
+    assert tried >= 4
+
+
+def test_a_command_removes_what_a_killed_one_left_beside_its_output(tmp_path: Path) -> None:
+    def write() -> None:
+        write_durably(tmp_path / "decisions.jsonl", b"{}")
+
+    assert killed(write, at=1)
+    assert left_behind(tmp_path)
+    assert not killed(write, at=99)
+    assert not left_behind(tmp_path)
 
 
 def test_a_page_of_somebody_else_is_still_refused(tmp_path: Path) -> None:
@@ -147,6 +178,9 @@ def test_fit_and_its_recording(tmp_path: Path) -> None:
     done = []
     for _ in kills(lambda: fitted(tmp_path / "out"), every=9, most=60):  # every run goes on where the last was killed
         done.append(len(list((tmp_path / "out").rglob("*"))))
+        if (tmp_path / "out" / "plan.json").exists() and not (tmp_path / "out" / "fit.html").exists():
+            seen = CliRunner().invoke(app, ["inspect", str(tmp_path / "out")])
+            assert (seen.exit_code, "incomplete" in seen.output) == (1, True)
     again = fitted(tmp_path / "out")
     assert len(done) >= 3
     assert done == sorted(done), "nothing that was finished is lost"

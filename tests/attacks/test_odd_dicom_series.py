@@ -22,7 +22,8 @@ from casewise.run.dicom import write_objects
 
 VALUES = np.zeros((3, 6, 5))
 TYPE_2 = ("PatientBirthDate", "PatientSex", "PatientName", "PatientID", "StudyDate", "StudyTime", "StudyID",
-          "AccessionNumber", "ReferringPhysicianName", "PositionReferenceIndicator", "Manufacturer")  # fmt: skip
+          "AccessionNumber", "ReferringPhysicianName", "PositionReferenceIndicator", "Manufacturer",
+          "SliceThickness")  # fmt: skip
 
 
 def edited(path: Path, **tags: object) -> None:
@@ -125,8 +126,9 @@ def test_a_series_that_lost_its_last_slice_is_not_segmented_without_it(how: str,
         last.write_bytes(content[:132] if how == "cut" else b"")
     found, refused = survey_series(tmp_path / "in")
     assert [one.case_id for one in found] == ["good"]
-    assert "002.dcm lies beside its slices and cannot be read" in str(refused["bad"])
-    assert "bad_002.dcm" in refused
+    assert list(refused) == ["bad"], "one damaged file counts once"
+    assert "002.dcm" in str(refused["bad"])
+    assert "a slice may be missing" in str(refused["bad"])
 
 
 def test_a_wrong_kind_of_segmentation_is_refused_before_the_first_case(tmp_path: Path) -> None:
@@ -180,3 +182,38 @@ def test_a_segmentation_that_cannot_be_written_affects_no_other_case(
     failed = write_objects(tmp_path / "in", tmp_path / "out", masks, entries, classes={1: "heart"})
     assert list(failed) == ["a"]
     assert (tmp_path / "out" / "dicom" / "b.seg.dcm").is_file()
+
+
+@pytest.mark.parametrize("place", [0, -1])
+def test_a_slice_without_its_size_is_not_left_out(place: int, tmp_path: Path) -> None:
+    """At an end of the series no gap would show that a slice is missing."""
+    write_series(tmp_path / "good", VALUES)
+    edited(write_series(tmp_path / "bad", VALUES)[place], Rows=None)
+    found, refused = survey_series(tmp_path)
+    assert ([one.case_id for one in found], list(refused)) == (["good"], ["bad"])
+
+
+def test_a_deflated_file_that_may_unpack_to_too_much_is_not_unpacked(tmp_path: Path, monkeypatch) -> None:
+    write_series(tmp_path / "good", VALUES)
+    for path in write_series(tmp_path / "bad", VALUES):
+        data = pydicom.dcmread(path)
+        data.file_meta.TransferSyntaxUID = pydicom.uid.DeflatedExplicitVRLittleEndian
+        pydicom.dcmwrite(path, data)
+    assert len(survey_series(tmp_path)[0]) == 2
+    monkeypatch.setattr("casewise.data.dicom_series.MAX_BYTES", 1000)
+    assert all("it may unpack to too much" in str(error) for error in survey_series(tmp_path)[1].values())
+    assert len(survey_series(tmp_path)[0]) == 1
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("command", ["predict", "record"])
+def test_a_series_without_readable_pixels_is_a_failed_case(command: str, tmp_path: Path) -> None:
+    write_series(tmp_path / "in" / "good", np.arange(3 * 24 * 24).reshape(3, 24, 24))
+    for path in write_series(tmp_path / "in" / "bad", np.zeros((3, 24, 24))):
+        edited(path, BitsStored=None)
+    words = [command, "-i", tmp_path / "in", "-o", tmp_path / "out", "-m", "worlds.discs:eroding_model"]
+    more = ["--policy", "m0"] if command == "predict" else ["--propose", "views:gamma(1.4)"]
+    done = CliRunner().invoke(app, [*map(str, words), *more], catch_exceptions=False)
+    assert done.exit_code == 3
+    assert "Failed, no mask: bad" in done.output or "1 failed" in done.output
+    assert done.output.count("pixels of 000.dcm cannot be read") == 1

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import importlib
+import signal
 import sys
 from pathlib import Path
 from typing import Any, NoReturn
@@ -148,6 +149,7 @@ def main() -> None:
     """
     from casewise.core.errors import CasewiseError
 
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: workers end, temporary files are removed
     try:
         code = typer.main.get_command(app).main(prog_name="casewise", standalone_mode=False)
     except (typer.Abort, KeyboardInterrupt):
@@ -189,8 +191,8 @@ DISK = {
 }
 """Errors of the operating system that a user can correct, in words."""
 
-RESUME = dict.fromkeys(("record", "import", "bench"), "repeat the command to continue")
-RESUME["predict"] = "repeat the command with --continue_prediction to continue"
+RESUME = dict.fromkeys(COMMANDS, "; repeat the command to continue") | dict.fromkeys(("serve", "review"), "")
+RESUME["predict"] = "; repeat the command with --continue_prediction to continue"
 
 
 def _named_files() -> set[str]:
@@ -199,8 +201,7 @@ def _named_files() -> set[str]:
 
 
 def _resuming() -> str:
-    named = next((word for word in sys.argv[1:] if word in RESUME), None)
-    return f"; {RESUME[named]}" if named else ""
+    return next((RESUME[word] for word in sys.argv[1:] if word in RESUME), "")
 
 
 def _stop(sentence: str, code: int) -> NoReturn:

@@ -49,12 +49,16 @@ def import_(
     from casewise.archive.layout import measure_words
     from casewise.archive.mask_import import find_masks, import_masks
     from casewise.archive.store import create_archive
-    from casewise.core.records import Binding
+    from casewise.core.records import Binding, State
+    from casewise.data.nifti import check_same_place
     from casewise.measure.metrics import METRICS
     from casewise.measure.signals.fragmentation import edit_signals
 
     METRICS[metric]
     found = find_masks(masks, labels) if masks is not None else _one_candidate(old, new, labels, out / "dicom")
+    for one in found:
+        for file in (*one.states.values(), *([] if one.label is None else [one.label])):
+            check_same_place(one.states[State(0)], file)
     archive = create_archive(
         out,
         binding=Binding(model, method, "masks", measure_words(min_area=min_area, foreground=foreground)),

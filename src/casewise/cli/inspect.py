@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 app = typer.Typer()
 
 SHOWN = 6
+UNFINISHED = "incomplete: casewise fit was killed or is still running; repeat its command to continue"
 
 
 @app.command(cls=NnUNetStyle)
@@ -75,6 +76,9 @@ def inspect(
         _export_model(path, export, as_json=as_json)
     elif _is_archive(path) or any((path / log).exists() for log in ("audit.jsonl", "applied.jsonl")):
         _verify(path, report, as_json=as_json)
+    elif (path / "plan.json").is_file() and not (path / "fit.html").is_file():
+        answer(UNFINISHED, {"folder": path, "whole": False, "problems": [UNFINISHED]}, as_json=as_json)
+        raise typer.Exit(1)
     elif layout is None and (known := _model_kind(path)) is not None:
         _describe_model(path, known, as_json=as_json)
     else:

@@ -254,17 +254,19 @@ class CaseOptions:
 
         return gathered_cases(backbone, self.images, labels=self.labels, groups=self.groups, parts=(1, 0))
 
-    def list_cases(self, backbone: Backbone, keep: Path | None = None) -> tuple[CaseFiles, ...]:
-        """The cases of the folder that this process takes; DICOM series are written as NIfTI below ``keep``."""
+    def list_cases(self, backbone: Backbone, keep: Path, refused: dict[str, str]) -> tuple[CaseFiles, ...]:
+        """The cases of the folder that this process takes; DICOM series are written as NIfTI below ``keep``.
+
+        ``refused`` gets the series that cannot be read, and why.
+        """
         from casewise.run.gather import gathered_cases
 
-        refused: dict[str, str] = {}
         notes: list[str] = []
         cases = gathered_cases(
             backbone, self.images, labels=self.labels, groups=self.groups, parts=(self.num_parts, self.part_id),
             environment=os.environ, keep=keep, refused=refused, channels=self.channel_patterns, notes=notes,
         )  # fmt: skip
-        for sentence in (*notes, *refused.values()):
+        for sentence in notes:
             typer.echo(f"casewise: {sentence}", err=True)
         return cases
 

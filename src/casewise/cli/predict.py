@@ -74,7 +74,8 @@ def predict(
 
     keep_freed_memory()
     deployment = decides.open_deployment(source.as_model(), max_slices=max_slices)
-    cases = which.list_cases(deployment.backbone, keep=out / "casewise" / "images")
+    refused: dict[str, str] = {}
+    cases = which.list_cases(deployment.backbone, out / "casewise" / "images", refused)
 
     def each(entries: Iterable[PredictedCase], total: int) -> Iterator[PredictedCase]:
         with telling.progress(total) as progress:
@@ -83,7 +84,7 @@ def predict(
                 yield entry
 
     found = predict_all(
-        deployment, which.images, out, cases=cases, labels=which.labels, groups=which.groups,
+        deployment, which.images, out, cases=cases, refused=refused, labels=which.labels, groups=which.groups,
         whole=lambda: which.all_cases(deployment.backbone), engine=where.as_engine(), timeout_s=where.timeout,
         resume=resume, overwrite=overwrite, save_candidates=save_candidates, keep_header=keep_header, overlays=overlays,
         codes=codes, segmentation=segmentation, channels=which.channel_patterns, each=each,
@@ -93,7 +94,7 @@ def predict(
     answer(
         "\n".join(_summary(found, deployment, which.images, out)), {**found.report, "page": found.page}, as_json=as_json
     )
-    for line in (*found.failures, *found.warnings, *_alarms(deployment)):
+    for line in (*found.report["refused"].values(), *found.failures, *found.warnings, *_alarms(deployment)):
         warn(line)
     if found.refusal or not found.is_done:
         raise typer.Exit(UNLIKE if found.refusal else NOT_ALL_DONE)
@@ -123,9 +124,10 @@ def _summary(found: PredictedFolder, deployment: Deployment, images: Path, out: 
         lines.append(f"Please check: {named}{more}. To review them: casewise review {out} --images {images}")
     elif deployment.policy.flag:
         lines.append("No case was flagged.")
-    for title, cases in (("Failed, no mask", failed), ("Original mask after an error", fallen)):
+    lost = [*(one.case for one in failed), *found.report["refused"]]
+    for title, cases in (("Failed, no mask", lost), ("Original mask after an error", [one.case for one in fallen])):
         if cases:
-            named = ", ".join(one.case for one in cases[:SHOWN])
+            named = ", ".join(cases[:SHOWN])
             lines.append(f"{title}: {named}{', ...' if len(cases) > SHOWN else ''}.")
     if found.scores and found.scores[key] == found.scores[key]:
         over = "" if found.scored_cases == len(entries) else f" (over {pluralize(found.scored_cases, 'case')})"

@@ -80,7 +80,10 @@ def record(
     model = source.as_model()
     probes = tuple(name for name in signals.split(",") if name)
     probes_of(probes)  # a wrong name is an error before anything is recorded
-    cases = which.list_cases(model.load(), keep=archive.with_name(f"{archive.name}-images"))
+    failed: dict[str, str] = {}
+    cases = which.list_cases(model.load(), archive.with_name(f"{archive.name}-images"), failed)
+    for sentence in failed.values():
+        typer.echo(f"casewise: {sentence}", err=True)
     if which.labels is not None and len(cases) > 1 and not any(files.cluster for files in cases):
         typer.echo(NO_PATIENTS, err=True)
     adaptation = Adaptation(**how.as_fields(model), reset=reset, shrink=parsed_states(shrink), signals=probes)
@@ -93,7 +96,7 @@ def record(
         work, where.as_engine(), archive, metric=metric, dataset=_name(which.images),
         on_warning=lambda note: typer.echo(f"casewise: {note}", err=True),
     )  # fmt: skip
-    before, failed = len(made.entries), {}
+    before = len(made.entries)
     with telling.progress(len(cases), done=sum(files.id in made.entries for files in cases)) as progress:
         for result in results:
             if result.error is not None:

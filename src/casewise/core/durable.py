@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import platform
 import sys
 import time
 import uuid
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, overload
 
@@ -28,6 +29,7 @@ def replacing(path: Path) -> Iterator[Path]:
     made where it is missing. After an error the old content stays.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
+    _sweep_once(path.parent)
     temporary = path.with_name(f"{TEMPORARY}{_HOST}-{os.getpid()}-{uuid.uuid4().hex}-{path.name}")
     try:
         yield temporary
@@ -53,9 +55,19 @@ def write_json(path: Path, value: Any, *, indent: int | None = 1, sort_keys: boo
 
 def sweep(folder: Path) -> None:
     """Remove temporary files of killed writers; files of living writers stay, also those of other machines."""
-    for path in folder.rglob(f"{TEMPORARY}*"):
+    _remove_abandoned(folder.rglob(f"{TEMPORARY}*"))
+
+
+@functools.cache
+def _sweep_once(folder: Path) -> None:
+    _remove_abandoned(folder.glob(f"{TEMPORARY}*"))
+
+
+def _remove_abandoned(paths: Iterable[Path]) -> None:
+    for path in paths:
         if not _is_written(path):
-            path.unlink(missing_ok=True)
+            with suppress(OSError):  # of another user
+                path.unlink()
 
 
 def _is_written(path: Path) -> bool:

@@ -30,10 +30,8 @@ def spawn(target: Callable[..., None], pipe: Connection, work: Any, *rest: Any) 
     that started it, from the top if the script has no ``if __name__ == "__main__":``. Unless the work was defined in
     the script, its path is hidden while the process starts.
     """
-    pickled = pickle.dumps(work)
-    process = multiprocessing.get_context("spawn").Process(
-        target=_serve, args=(target, pipe, pickled, *rest), daemon=True
-    )
+    pickled = pickle.dumps((target, work, rest))
+    process = multiprocessing.get_context("spawn").Process(target=_serve, args=(pipe, pickled), daemon=True)
     names = vars(sys.modules["__main__"])
     hidden = {} if b"__main__" in pickled or "__file__" not in names else {"__file__": names.pop("__file__")}
     safe = os.environ.get(_SAFE)
@@ -49,10 +47,11 @@ def spawn(target: Callable[..., None], pipe: Connection, work: Any, *rest: Any) 
 _SAFE = "PYTHONSAFEPATH"  # read by Python 3.11 and newer
 
 
-def _serve(target: Callable[..., None], pipe: Connection, pickled: bytes, *rest: Any) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal; the parent ends this one
+def _serve(pipe: Connection, pickled: bytes) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal reaches every process; the parent answers it
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    target(pipe, pickle.loads(pickled), *rest)
+    target, work, rest = pickle.loads(pickled)
+    target(pipe, work, *rest)
 
 
 def _end_with_parent() -> None:

@@ -156,6 +156,7 @@ def _headers(series: Series) -> list[Any]:
         for tag in _MAY_BE_EMPTY:
             if tag not in header:
                 setattr(header, tag, "")
+        header.SliceThickness = header.get("SliceThickness") or float(np.linalg.norm(series.affine[:3, 2]))
     return headers
 
 

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from casewise.core.errors import BadInput, MissingExtra, UnsafeInput, in_one_line
 from casewise.core.records import check_case_id
-from casewise.data.nifti import MAX_BYTES, Volume, placed_volume
+from casewise.data.nifti import DEFLATE_LIMIT, MAX_BYTES, Volume, placed_volume
 
 TOLERANCE_MM = 1e-2
 """Largest distance of a slice from an even grid: scanners round positions, a missing slice is at least a millimetre."""
@@ -35,6 +35,7 @@ _HEADER_TAGS = (
     "SliceThickness", "Rows", "Columns", "BitsAllocated", "SamplesPerPixel", "NumberOfFrames", "RescaleSlope",
     "RescaleIntercept", "NumberOfSeriesRelatedInstances",
 )  # fmt: skip
+DEFLATED = b"1.2.840.10008.1.2.1.99"  # transfer syntax; pydicom unpacks such a file whole, before its header is known
 _NOT_IMAGES = frozenset({"SEG", "SR", "PR", "KO", "RTSTRUCT", "RTDOSE", "RTPLAN", "REG", "RWV", "AU", "DOC"})
 
 
@@ -140,19 +141,18 @@ def survey_series(
     """
     by_series: dict[str, list[tuple[Path, Any]]] = {}
     refused: dict[str, BadInput | UnsafeInput] = {}
-    damaged: dict[Path, str] = {}
+    damaged: dict[Path, dict[str, BadInput | UnsafeInput]] = {}
     for path in plain_files(folder, links=True):
         try:
             _check_link(path, folder)
             header = _header(path)
         except (BadInput, UnsafeInput) as error:
-            refused[_safe("_".join(path.relative_to(folder).parts))] = error
-            damaged[path.parent] = path.name
+            damaged.setdefault(path.parent, {})[_safe("_".join(path.relative_to(folder).parts))] = error
             continue
         if header is not None:
             by_series.setdefault(str(header.SeriesInstanceUID), []).append((path, header))
     if not by_series:
-        for problem in refused.values():
+        for problem in (one for files in damaged.values() for one in files.values()):
             raise problem
         raise BadInput(f"{folder} holds no DICOM image; give the folder that holds the series")
     names = _names(folder, by_series)
@@ -160,18 +160,20 @@ def survey_series(
     shared = Counter(place for places in homes.values() for place in places)
     found = []
     for uid, headers in sorted(by_series.items(), key=lambda item: names[item[0]]):
-        lost = [damaged[place] for place in homes[uid] & {*damaged} if shared[place] == 1]
+        lost = [damaged.pop(place) for place in homes[uid] & {*damaged} if shared[place] == 1]
         try:
             if lost:
                 raise BadInput(
-                    f"series {names[uid]}: {lost[0]} lies beside its slices and cannot be read, so a slice "
-                    f"may be missing; send it again, or remove that file"
+                    f"series {names[uid]}: a slice may be missing, because a file beside its slices cannot be read "
+                    f"({next(iter(lost[0].values()))}); send the series again, or remove that file"
                 )
             found.append(_series(names[uid], headers, max_bytes))
         except (BadInput, UnsafeInput) as error:
             refused[names[uid]] = error
         except Exception as error:  # pydicom raises many kinds on damaged values
             refused[names[uid]] = BadInput(f"series {names[uid]}: bad headers ({in_one_line(error)}); export it again")
+    for files in damaged.values():  # beside no series, or beside several
+        refused.update(files)
     return _studies(folder, found, refused, channels) if channels else (tuple(found), refused)
 
 
@@ -248,11 +250,15 @@ def _header(path: Path) -> Any:
     if not is_dicom(path) and path.suffix.lower() != ".dcm":
         return None
     try:
+        with path.open("rb") as file:
+            deflated = DEFLATED in file.read(1024)
+        if deflated and path.stat().st_size * DEFLATE_LIMIT > MAX_BYTES:
+            raise UnsafeInput("it may unpack to too much; export it without deflate")
         header = pydicom.dcmread(path, stop_before_pixels=True, specific_tags=list(_HEADER_TAGS))
         modality, uid, _ = (str(header.get(tag) or "") for tag in ("Modality", "SeriesInstanceUID", "SeriesNumber"))
     except Exception as error:  # pydicom raises many kinds on damaged files
         raise BadInput(f"{path.name} cannot be read as DICOM ({in_one_line(error)}); export it again") from error
-    if modality in _NOT_IMAGES or (uid and "Rows" not in header):
+    if modality in _NOT_IMAGES or (uid and "Rows" not in header and "ImagePositionPatient" not in header):
         return None
     if not uid:
         raise BadInput(f"{path.name} names no series (SeriesInstanceUID); export it again")

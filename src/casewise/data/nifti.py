@@ -321,8 +321,8 @@ def check_same_place(image: Path, label: Path, *, reorients: bool = False) -> No
     if gap > 0.5 * float(np.linalg.norm(affines[0][:3, :3], axis=0).min()):
         said = [np.array2string(affine[:3], precision=4, separator=", ").replace("\n", "") for affine in affines]
         raise BadInput(
-            f"{label.name} and its image have different positions, up to {gap:.3g} mm off: the affine of the image is "
-            f"{said[0]}, that of the label {said[1]}; correct the file, or pass --set ignore-geometry=true"
+            f"{label.name} is up to {gap:.3g} mm away from the other file of its case; correct it (casewise record "
+            f"accepts it with --set ignore-geometry=true). Its affine is {said[1]}, the other is {said[0]}"
         )
 
 

@@ -294,7 +294,8 @@ def before_after(
     """
     differ = next((one for one in (masks[0] != masks[-1], masks[0] != label, label > 0) if one.any()), label == 0)
     index = None if label.ndim == 2 else int(differ.sum(axis=(1, 2)).argmax())
-    image = image if index is None or image.ndim == 3 else image[:, index]
+    image = image.reshape(len(image), *label.shape)  # axes of length 1 may differ: a volume of one slice
+    image = image if index is None else image[:, index]
     present = np.logical_or.reduce([(mask if index is None else mask[index]) > 0 for mask in (*masks, label)])
     view = SliceView(index, *window_of(present, 8))
     base = as_rgb(fitted(grey_levels(image)[view.rows, view.columns], side))

@@ -92,14 +92,10 @@ def write_objects(
     channels: Sequence[str] = (),
     kind: str = "binary",  # or labelmap
 ) -> dict[str, str]:
-    """``OUT/dicom/<case>.seg.dcm`` and ``<case>.sr.dcm`` for every case that has a mask; the problems by case.
-
-    Refused series are among the problems: they have no mask.
-    """
+    """``OUT/dicom/<case>.seg.dcm`` and ``<case>.sr.dcm`` for every case that has a mask; the problems by case."""
     known = read_codes(codes)
-    found, problems = survey_series(folder, channels=channels)
-    series = {one.case_id: one for one in found}
-    failed = {case_id: str(error) for case_id, error in problems.items()}
+    series = {one.case_id: one for one in survey_series(folder, channels=channels)[0]}
+    failed: dict[str, str] = {}
     for entry in entries:
         case_id = entry.case
         if case_id not in series or case_id not in masks or not masks[case_id].is_file():

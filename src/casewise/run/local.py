@@ -19,6 +19,7 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any, Protocol
@@ -157,10 +158,9 @@ class _Worker:
 
     def stop(self) -> None:
         self.pipe.close()
-        self.process.join(1)
-        if self.process.is_alive():
-            self.process.kill()
-            self.process.join()
+        self.process.join(1 if self.case_id is None else 0)  # the run was interrupted while it is busy
+        self.process.kill()
+        self.process.join()
 
 
 def _why(code: int | None) -> str:
@@ -174,16 +174,12 @@ def _serve(pipe: Connection, work: Work, jobs: int) -> None:
     torch = sys.modules.get("torch")  # imported with the work, if the work needs it
     if torch is not None:
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // jobs))
-    while True:
-        try:
+    with suppress(EOFError, ConnectionError):  # the pipe was closed: there is nothing left to do
+        while True:
             case_id = pipe.recv()
-        except EOFError:
-            return
-        prepare = getattr(work, "prepare", None)
-        if prepare is not None:
-            prepare()
-        pipe.send("began")
-        pipe.send(attempt(work, case_id))
+            getattr(work, "prepare", lambda: None)()
+            pipe.send("began")
+            pipe.send(attempt(work, case_id))
 
 
 def attempt(work: Work, case_id: str) -> Result:

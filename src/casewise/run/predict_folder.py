@@ -88,7 +88,7 @@ class PredictedFolder:
     @property
     def is_done(self) -> bool:
         """True if every case has its mask and, if requested, its score and DICOM objects."""
-        return not self.failures and all(entry.is_done for entry in self.entries)
+        return not self.failures and not self.report["refused"] and all(entry.is_done for entry in self.entries)
 
     @property
     def failures(self) -> tuple[str, ...]:
@@ -108,6 +108,7 @@ def predict_all(
     out: Path,
     *,
     cases: Sequence[CaseFiles] | None = None,
+    refused: dict[str, str] | None = None,
     labels: Path | None = None,
     groups: Path | None = None,
     whole: Callable[[], Sequence[CaseFiles]] | None = None,
@@ -131,6 +132,7 @@ def predict_all(
         images: Folder of images or of DICOM series.
         out: Folder for the masks.
         cases: The cases, where they were gathered already.
+        refused: DICOM series that cannot be read, and why, where the cases were gathered already.
         labels: Folder of labels; they are opened after the last decision, to score the masks.
         groups: Table with group, patient and split of the cases; default: ``cases.csv`` beside the images.
         whole: Gives the cases of all parts, where this process has a part of them.
@@ -151,7 +153,7 @@ def predict_all(
         The records, the page, the scores and the warnings.
     """
     began = time.monotonic()
-    refused: dict[str, str] = {}
+    refused = {} if refused is None else refused
     check_kind(segmentation)  # before the first case, not after the last
     read_codes(codes)
     if cases is None:
@@ -192,16 +194,14 @@ def predict_all(
         entries = tuple(by_case.get(one.case, one) for one in entries)
         said = [*([refusal] if refusal else ()), *warnings, *unscored]
         _write_page(work, all_parts, scores, promise or harm, said)
+        certificate = _in_words(summary.in_short(deployment, all_parts))
+        unwritten = _write_dicom(
+            work, images, entries, codes=codes, kind=segmentation, certificate=certificate, channels=tuple(channels)
+        )
     report = summary.run_report(work, images, entries, time.monotonic() - began, scores, all_parts)
-    certificate = _in_words(summary.in_short(deployment, all_parts))
-    unwritten = _write_dicom(
-        work, images, entries, codes=codes, kind=segmentation, certificate=certificate, channels=tuple(channels)
-    )
     found = {**report, "unscored": unscored, "unwritten": unwritten, "refused": refused, "refusal": refusal}
-    told = (*refused.values(), *warnings)
-    return PredictedFolder(
-        entries, out / PAGE, found, scores, len(scored.get("cases", ())), promise, told, harm, refusal
-    )
+    counted = len(scored.get("cases", ()))
+    return PredictedFolder(entries, out / PAGE, found, scores, counted, promise, tuple(warnings), harm, refusal)
 
 
 UNLIKE = "This folder is unlike the labelled cases"

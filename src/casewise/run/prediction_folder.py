@@ -203,6 +203,8 @@ def verify_predictions(out: Path, report: Path | None = None) -> list[str]:
             f"{cases} begun {'has' if len(left) == 1 else 'have'} no result (such as {left[0]}): the run was "
             f"killed or is still running; repeat the command with --continue_prediction"
         )
+    elif not Chain(audit).since("run-finished", "pages")[1]:
+        problems.append(f"{out} is incomplete: its run was killed; repeat the command with --continue_prediction")
     if report is not None:
         problems += _against_report(out, audit, report)
     problems += [f"{name} cannot be read" for name, entry in entries.items() if entry is None]

@@ -31,6 +31,7 @@ from casewise.core.formats import worded
 from casewise.core.prediction_record import CALIBRATED, OUTSIDE, PredictedCase
 from casewise.core.records import Mask, Policy
 from casewise.data.folders import CaseFiles
+from casewise.data.nifti import check_same_place
 from casewise.judge.certificates.certificate import DRIFTED
 from casewise.judge.monitors.quota import quota_drift, quota_of
 from casewise.judge.outcomes import edit_harm, judged_share
@@ -66,7 +67,7 @@ def write_summary(work: PredictCase, cases: Sequence[CaseFiles], found: Sequence
     for files in scored:
         assert files.label is not None
         try:
-            label, mask, source = _masks(layout, files.id, files.label, backbone)
+            label, mask, source = _masks(layout, files, files.label, backbone)
         except (CasewiseError, OSError, ValueError, RuntimeError) as error:
             problems[files.id] = without_folders(in_one_line(error), (files.label.parent, layout.out))
             continue
@@ -102,12 +103,13 @@ def write_summary(work: PredictCase, cases: Sequence[CaseFiles], found: Sequence
     return summary
 
 
-def _masks(layout: Layout, case_id: str, file: Path, backbone: Backbone) -> tuple[Mask, Mask, Mask]:
+def _masks(layout: Layout, files: CaseFiles, file: Path, backbone: Backbone) -> tuple[Mask, Mask, Mask]:
     """The label, the deployed mask and M0."""
-    label, mask = backbone.read_label(file), backbone.read_label(layout.mask(case_id))
+    check_same_place(files.images[0], file, reorients=backbone.expects.reorients)
+    label, mask = backbone.read_label(file), backbone.read_label(layout.mask(files.id))
     if label.shape != mask.shape:
         raise BadInput(f"label {file.name} has shape {label.shape}, its mask {mask.shape}; check its name")
-    kept_source = layout.source(case_id)
+    kept_source = layout.source(files.id)
     return label, mask, backbone.read_label(kept_source) if kept_source.is_file() else mask
 
 
