@@ -9,7 +9,7 @@ import platform
 import sys
 import time
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, overload
@@ -29,7 +29,7 @@ def replacing(path: Path) -> Iterator[Path]:
     made where it is missing. After an error the old content stays.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    _sweep_once(path.parent)
+    _sweep_once(path.parent, "")
     temporary = path.with_name(f"{TEMPORARY}{_HOST}-{os.getpid()}-{uuid.uuid4().hex}-{path.name}")
     try:
         yield temporary
@@ -53,21 +53,15 @@ def write_json(path: Path, value: Any, *, indent: int | None = 1, sort_keys: boo
     write_durably(path, f"{text}\n".encode())
 
 
-def sweep(folder: Path) -> None:
+def sweep(folder: Path, below: str = "**/") -> None:
     """Remove temporary files of killed writers; files of living writers stay, also those of other machines."""
-    _remove_abandoned(folder.rglob(f"{TEMPORARY}*"))
-
-
-@functools.cache
-def _sweep_once(folder: Path) -> None:
-    _remove_abandoned(folder.glob(f"{TEMPORARY}*"))
-
-
-def _remove_abandoned(paths: Iterable[Path]) -> None:
-    for path in paths:
+    for path in folder.glob(f"{below}{TEMPORARY}*"):
         if not _is_written(path):
             with suppress(OSError):  # of another user
                 path.unlink()
+
+
+_sweep_once = functools.cache(sweep)
 
 
 def _is_written(path: Path) -> bool:

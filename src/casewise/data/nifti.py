@@ -315,7 +315,7 @@ def check_same_place(image: Path, label: Path, *, reorients: bool = False) -> No
             affine @ nibabel.orientations.inv_ornt_aff(turn, shape)
             for affine, turn, shape in zip(affines, turns, shapes, strict=True)
         ]
-        shapes = [_turned(shape, turn) for shape, turn in zip(shapes, turns, strict=True)]
+        shapes = [tuple(np.take(shape, np.argsort(turn[:, 0]))) for shape, turn in zip(shapes, turns, strict=True)]
     corners = np.array([[*corner, 1] for corner in itertools.product(*((0, size - 1) for size in shapes[0]))]).T
     gap = float(np.abs(affines[0] @ corners - affines[1] @ corners).max())
     if gap > 0.5 * float(np.linalg.norm(affines[0][:3, :3], axis=0).min()):
@@ -330,14 +330,6 @@ def _says_nothing(geometry: Geometry) -> bool:
     """Return True if a header has no geometry: no qform and no sform, or an identity affine."""
     coded = int(geometry.fields["qform_code"]) or int(geometry.fields["sform_code"])
     return not coded or np.array_equal(geometry.affine, np.eye(4))
-
-
-def _turned(shape: tuple[int, ...], turn: NDArray[Any]) -> tuple[int, ...]:
-    """Return a shape with its axes reordered."""
-    found = list(shape)
-    for axis, target in enumerate(turn[:, 0].astype(int)):
-        found[target] = shape[axis]
-    return tuple(found)
 
 
 def _geometry(header: Any, affine: Any, shape: tuple[int, ...]) -> Geometry:
