@@ -204,12 +204,13 @@ def run_report(
     entries: Sequence[PredictedCase],
     seconds: float,
     scores: Mapping[str, Any],
-    all_parts: Sequence[PredictedCase],
+    all_parts: Sequence[PredictedCase] | None = None,
 ) -> dict[str, Any]:
     """The run for a machine, in the manner of TotalSegmentator's ``--set report=FILE``.
 
     ``all_parts`` are the cases of the other parts too: the promise depends on the bucket shares of all cases.
     """
+    among = entries if all_parts is None else all_parts
     deployment = work.deployment
     backbone, policy = deployment.backbone, deployment.policy
     lines, last = Chain(work.layout.audit).tip
@@ -218,8 +219,8 @@ def run_report(
         "versions": versions(),
         "model": {"name": backbone.name, "sha256": backbone.fingerprint, "trusted": deployment.trusted["checkpoint"]},
         "policy": {"name": policy.name, "calibration_id": policy.calibration_id, "no_go": no_go(policy)},
-        "certificate": in_short(deployment, all_parts),
-        "quota": drift_of(policy, all_parts),
+        "certificate": in_short(deployment, among),
+        "quota": drift_of(policy, among),
         "alarms": {} if deployment.watch is None else deployment.watch.state.alarms,
         "device": deployment.device,
         "options": {**deployment.plain_adaptation, "contract": deployment.contract, "timeout_s": work.timeout_s},
