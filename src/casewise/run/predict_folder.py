@@ -168,7 +168,7 @@ def predict_all(
         draw=overlay_png if overlays else None,
     )  # fmt: skip
     stream: Iterator[PredictedCase] = predict_folder(
-        work, engine or LocalEngine(jobs=jobs, timeout_s=timeout_s), resume=resume, overwrite=overwrite
+        work, engine or LocalEngine(jobs=jobs, timeout_s=timeout_s), resume=resume, overwrite=overwrite, page=True
     )
     entries = tuple(stream if each is None else each(stream, len(work.cases)))
     summary.copy_model_files(work)
@@ -344,17 +344,18 @@ def _ending_for(cases: Sequence[CaseFiles]) -> str:
 
 
 def predict_folder(
-    work: PredictCase, engine: Engine, *, resume: bool = False, overwrite: bool = False
+    work: PredictCase, engine: Engine, *, resume: bool = False, overwrite: bool = False, page: bool = False
 ) -> Iterator[PredictedCase]:
     """Predict every case and stream the entries: those kept from an earlier run first.
 
     Outputs of all cases that are to be done are removed before the first one starts, so that nothing old can be taken
     for the result of this run, whatever happens to it. Masks that no run wrote are refused, unless ``overwrite`` gives
-    them up. Every decision is added to the watch of the deployment, which may suspend the policy.
+    them up. Every decision is added to the watch of the deployment, which may suspend the policy. With ``page`` the log
+    says that the run is incomplete until the caller has written the page.
     """
     work.layout.out.mkdir(parents=True, exist_ok=True)
     with claimed(work.layout.claims, work.cases):
-        yield from _predicted(work, engine, resume=resume, overwrite=overwrite)
+        yield from _predicted(work, engine, resume=resume, overwrite=overwrite, page=page)
 
 
 @contextmanager
@@ -396,7 +397,9 @@ def _check_apart(path: Path, cases: Collection[str]) -> None:
         )
 
 
-def _predicted(work: PredictCase, engine: Engine, *, resume: bool, overwrite: bool) -> Iterator[PredictedCase]:
+def _predicted(
+    work: PredictCase, engine: Engine, *, resume: bool, overwrite: bool, page: bool
+) -> Iterator[PredictedCase]:
     watch = work.deployment.watch
     layout, audit = work.layout, Chain(work.layout.audit)
     kept = [files.id for files in work.cases.values() if resume and is_complete(layout, files, work.key)]
@@ -420,7 +423,7 @@ def _predicted(work: PredictCase, engine: Engine, *, resume: bool, overwrite: bo
         failed += not entry.is_done
         audit.append("case", _line(layout, entry))
         yield entry
-    audit.append("run-finished", {"cases": len(work.cases), "not_done": failed})
+    audit.append("run-finished", {"cases": len(work.cases), "not_done": failed, "page": page})
 
 
 def _entry_of(work: PredictCase, result: Result) -> PredictedCase:

@@ -203,7 +203,8 @@ def verify_predictions(out: Path, report: Path | None = None) -> list[str]:
             f"{cases} begun {'has' if len(left) == 1 else 'have'} no result (such as {left[0]}): the run was "
             f"killed or is still running; repeat the command with --continue_prediction"
         )
-    elif not Chain(audit).since("run-finished", "pages")[1]:
+    last, ended = Chain(audit).since("run-finished", "pages")
+    if not left and not ended and last[0].get("page"):
         problems.append(f"{out} is incomplete: its run was killed; repeat the command with --continue_prediction")
     if report is not None:
         problems += _against_report(out, audit, report)
