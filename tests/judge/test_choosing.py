@@ -241,7 +241,7 @@ def test_no_cluster_is_divided():
         assert not {clusters[i] for i in inside} & {clusters[i] for i in out}
         seen += out
     assert sorted(seen) == list(range(60))
-    with pytest.raises(TooFewCases, match="at least two clusters"):
+    with pytest.raises(TooFewCases, match="others score it, which needs 3"):
         folds(["a", "a"])
 
 

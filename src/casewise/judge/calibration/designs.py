@@ -20,6 +20,7 @@ from casewise.archive.store import Archive
 from casewise.core.errors import TooFewCases
 from casewise.core.records import SOURCE, Action, Controller, Mask, Observation, State, Verdict
 from casewise.core.seeds import RESAMPLING_SEED
+from casewise.core.text import UNIT
 from casewise.data.splits import cluster_of, fold_of
 from casewise.judge.calibration.adoption import ALLOWED_HURT, LEVEL, Floats, chance_of_best, mean_low
 from casewise.judge.controllers import choose, merge
@@ -530,5 +531,7 @@ def fold_numbers(clusters: Sequence[str]) -> NDArray[np.int64]:
     """Return the fold of each case: one fold for each cluster, at most :data:`FOLDS`."""
     amount = len(set(clusters))
     if amount < 2:
-        raise TooFewCases(f"cross-fitting needs at least two clusters (patients), got {amount}")
+        raise TooFewCases(
+            f"too few {UNIT[1]}: some fit a design and others score it, which needs 3, and 5 to show a gain; label more"
+        )
     return fold_of(clusters, min(FOLDS, amount), seed=RESAMPLING_SEED)
