@@ -19,7 +19,7 @@ import casewise
 from casewise.adapt.networks import phantom_cardiac
 from casewise.adapt.snapshot import fingerprint
 from casewise.core.durable import file_lock
-from casewise.core.errors import BadInput, Mismatch, Refused, TooFewCases, UnknownName, UnsafeInput
+from casewise.core.errors import BadInput, Mismatch, Refused, TooFewCases, UnknownName
 from casewise.core.records import Case
 from casewise.data.phantom import cardiac_cohort
 from casewise.deployment.saved import DEPLOYMENT, is_deployment
@@ -204,7 +204,7 @@ def test_a_wrong_name_is_refused_before_anything_is_learned(wrong, meant, tmp_pa
     assert not (tmp_path / "out").exists()
 
 
-def test_a_link_that_leaves_its_folder_is_refused_before_anything_is_learned(tmp_path):
+def test_links_are_followed_and_one_to_a_missing_file_is_refused_before_anything_is_learned(tmp_path):
     images, labels = (tmp_path / name for name in ("images", "labels"))
     for folder in (images, labels):
         folder.mkdir()
@@ -212,7 +212,10 @@ def test_a_link_that_leaves_its_folder_is_refused_before_anything_is_learned(tmp
         write_image(labels / f"{name}.nii.gz", label.astype(np.uint8))
         write_image((images if name == "a" else tmp_path) / f"{name}.nii.gz", image[0])
     (images / "b.nii.gz").symlink_to(tmp_path / "b.nii.gz")
-    with pytest.raises(UnsafeInput, match=r"b\.nii\.gz is a link out of its folder"):
+    cases, _ = labelled_cases(phantom_cardiac(), images, labels, None, keep=tmp_path / "kept")
+    assert [one.id for one in cases] == ["a", "b"]
+    (tmp_path / "b.nii.gz").unlink()
+    with pytest.raises(BadInput, match=r"b\.nii\.gz is a link to a missing file"):
         labelled_cases(phantom_cardiac(), images, labels, None, keep=tmp_path / "kept")
 
 

@@ -78,11 +78,10 @@ def test_sites_that_name_their_cases_alike_do_not_collide(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("command", ["predict", "record"])
-@pytest.mark.parametrize("said", ["link.nii.gz is a link out of", "link.nii.gz is a link to a missing file"])
-def test_a_link_out_of_the_folder_or_to_nothing_fails_alone(command: str, said: str, tmp_path: Path) -> None:
+def test_a_link_to_a_missing_file_fails_alone(command: str, tmp_path: Path) -> None:
     scan(tmp_path / "images" / "good.nii.gz")
-    elsewhere = tmp_path / "elsewhere" / "secret.nii.gz"
-    (tmp_path / "images" / "link.nii.gz").symlink_to(scan(elsewhere) if "out of" in said else elsewhere)
+    (tmp_path / "images" / "link.nii.gz").symlink_to(tmp_path / "elsewhere" / "gone.nii.gz")
+    said = "link.nii.gz is a link to a missing file"
     if command == "record":
         app = importlib.import_module("casewise.cli.record").app
         words = ["-i", tmp_path / "images", "-o", tmp_path / "archive", "-m", MODEL, "--steps", 1]

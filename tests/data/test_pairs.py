@@ -61,11 +61,15 @@ def test_other_names_come_from_a_table(folders):
         found(folders, names=table)
 
 
-def test_a_link_out_of_the_folder_is_refused(folders, tmp_path_factory):
+def test_links_are_followed_and_one_to_a_missing_file_is_not_passed_over(folders, tmp_path_factory):
     elsewhere = write(tmp_path_factory.mktemp("else"), "b", heart())
     (folders / "old" / "b.nii.gz").symlink_to(elsewhere)
-    with pytest.raises(UnsafeInput, match="points outside of"):
-        found(folders)
+    (folders / "old" / "c.nii.gz").symlink_to("nowhere.nii.gz")
+    assert {pair.id: pair.old and pair.old.name for pair in found(folders)} == {
+        "a": "a.nii.gz",
+        "b": "b.nii.gz",
+        "c": "c.nii.gz",
+    }
 
 
 def test_groups_and_patients_come_from_a_table(folders):

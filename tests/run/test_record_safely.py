@@ -15,7 +15,7 @@ from casewise.adapt.model import Model
 from casewise.archive.store import describe_cases, open_archive
 from casewise.archive.verify import verify
 from casewise.core import records
-from casewise.core.errors import BadInput, Mismatch, UnsafeInput
+from casewise.core.errors import BadInput, Mismatch
 from casewise.core.records import made_case_id
 from casewise.core.seeds import content_id
 from casewise.data.folders import CaseFiles, list_cases, with_labels
@@ -209,11 +209,11 @@ def test_two_labels_of_one_case_are_refused(tmp_path: Path) -> None:
 def test_a_link_to_nothing_is_a_case_that_fails(tmp_path: Path) -> None:
     (tmp_path / "a.nii.gz").write_bytes(b"")
     (tmp_path / "b.nii.gz").symlink_to(tmp_path / ".git" / "annex" / "objects" / "b.nii.gz")
-    found = list_cases(tmp_path, links=True)
+    found = list_cases(tmp_path, broken_links=True)
     assert [case.id for case in found] == ["a", "b"]
-    with pytest.raises(UnsafeInput, match=r"b\.nii\.gz is a link to a missing file"):
+    with pytest.raises(BadInput, match=r"b\.nii\.gz is a link to a missing file"):
         found[1].checked()
-    with pytest.raises(UnsafeInput, match=r"b\.nii\.gz"):
+    with pytest.raises(BadInput, match=r"b\.nii\.gz"):
         list_cases(tmp_path)
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from casewise.core.errors import BadInput, UnsafeInput
+from casewise.core.errors import BadInput
 from casewise.core.formats import csv_cell, from_csv_cell, read_csv
 from casewise.core.records import check_case_id, made_case_id
 from casewise.core.text import pluralize
@@ -133,19 +133,10 @@ class CaseFiles:
         """Make a case of one image file, named after it."""
         return cls.called(stem_of(path), (path,))
 
-    @property
-    def leaving(self) -> str | None:
-        """Return why these files must not be opened: a link is broken or leaves its folder; else None."""
-        lost = [path for path in self.images if path.is_symlink() and not path.exists()]
-        if lost:
-            return f"{lost[0].name} is a link to a missing file; fetch the file (git annex get), or remove it"
-        out = [path for path in self.images if path.parent.resolve() not in path.resolve().parents]
-        return f"{out[0].name} is a link out of its folder; copy the file into the folder" if out else None
-
     def checked(self) -> CaseFiles:
-        """Return these files; raise UnsafeInput if a link is broken or leaves their folder."""
-        if self.leaving:
-            raise UnsafeInput(self.leaving)
+        """Return these files; raise BadInput if one of them is a link to a missing file."""
+        if lost := [path for path in self.images if path.is_symlink() and not path.exists()]:
+            raise BadInput(f"{lost[0].name} is a link to a missing file; fetch the file (git annex get), or remove it")
         return self
 
 
@@ -154,12 +145,12 @@ def stem_of(path: Path) -> str:
     return path.name[:-7] if path.name.lower().endswith(".nii.gz") else path.stem
 
 
-def list_cases(folder: Path, *, ending: str | None = None, links: bool = False) -> tuple[CaseFiles, ...]:
+def list_cases(folder: Path, *, ending: str | None = None, broken_links: bool = False) -> tuple[CaseFiles, ...]:
     """List the cases of a folder in sorted order; ``ending`` (nnU-Net's ``file_ending``) selects files by their ending.
 
     A folder whose every file is named ``{CASE}_{XXXX}`` is read the nnU-Net way, any other as one file per case. Hidden
-    files are passed over. A link that leaves the folder, or leads to nothing, is refused; with ``links`` its case is
-    listed, so that it can be refused alone (``CaseFiles.checked``).
+    files are passed over. Links are followed. A link to a missing file is refused; with ``broken_links`` its case is
+    listed, so that only this case fails (``CaseFiles.checked``).
 
     Raises:
         BadInput: If there is no image, or two files would get one case id.
@@ -174,14 +165,14 @@ def list_cases(folder: Path, *, ending: str | None = None, links: bool = False) 
     if all(channels.values()):
         found = _by_channel({path: match for path, match in channels.items() if match is not None})
         _check_distinct(found)
-        return found if links else tuple(case.checked() for case in found)
+        return found if broken_links else tuple(case.checked() for case in found)
     named = Counter(stems.values())
     cases = [
         CaseFiles.called(stem, (path,)) if named[stem] == 1 else CaseFiles.called(path.name, (path,))
         for path, stem in stems.items()  # a.nii beside a.nii.gz: two cases, with their endings in the ids
     ]
     _check_distinct(cases)
-    return tuple(sorted((case if links else case.checked() for case in cases), key=lambda case: case.id))
+    return tuple(sorted((case if broken_links else case.checked() for case in cases), key=lambda case: case.id))
 
 
 def _check_distinct(cases: Iterable[CaseFiles]) -> None:

@@ -117,8 +117,8 @@ def _masks(folder: Path, images: bool) -> dict[str, Path]:
     found: dict[str, Path] = {}
     for path in sorted(folder.iterdir()):
         ending = next((end for end in ENDINGS if path.name.lower().endswith(end)), None)
-        if ending is None or not path.is_file() or path.name.startswith("."):
-            continue
+        if ending is None or path.name.startswith(".") or not (path.is_file() or path.is_symlink()):
+            continue  # a link to a missing file is a mask that cannot be read
         stem = path.name[: -len(ending)]
         if images and stem[-5:] == "_0000":
             stem = stem[:-5]
@@ -126,7 +126,7 @@ def _masks(folder: Path, images: bool) -> dict[str, Path]:
         if case_id in found:
             other = found[case_id].name
             raise BadInput(f"{folder} holds {other} and {path.name}, both of case {case_id}; keep one of them")
-        found[case_id] = _inside(path, folder) if path.is_symlink() else path
+        found[case_id] = path
     return found
 
 

@@ -45,7 +45,7 @@ def gathered_cases(
         cases, problems = series_cases(images, keep, ending=backbone.ending, channels=channels, wanted=wanted)
         (refused if refused is not None else {}).update(problems)
     else:
-        cases = list_cases(images, ending=backbone.ending, links=True)
+        cases = list_cases(images, ending=backbone.ending, broken_links=True)
     if labels is not None:
         cases = with_labels(cases, labels)
     beside = table_for(images) if groups is None and not series else None
