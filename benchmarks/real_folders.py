@@ -3,6 +3,10 @@
 Cardiac: M&Ms vendor B by subject, and fundus: Drishti-GS, as their cases.csv split them. Driving: ACDC
 fog and night at 1024x512, split by sequence, fixed before anything was measured: the smaller sequences calibrate.
 
+The cohorts with a hyphen are shifts that nothing was tuned on: the two U-Nets the other way round, other heart
+patients, other driving conditions, and Kvasir images that were left out of training and then damaged. Which of their
+cases are labelled is drawn by the hash of the patient's name.
+
 A small run (``--cases 5``) keeps a few cases of each split, so that the whole chain can be run in one go: a file in the
 output folder says so, and every page that is made from that folder begins with that sentence.
 """
@@ -10,16 +14,20 @@ output folder says so, and every page that is made from that folder begins with 
 from __future__ import annotations
 
 import csv
+import hashlib
+import io
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import nibabel
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageFilter
 
 from casewise.archive.store import Archive, open_archive
 
@@ -78,6 +86,115 @@ def _driving_rows(home: Path, split: str) -> Iterator[tuple[Path, Path, str, str
                 yield image, label, condition, split, sequence
 
 
+def write_fundus_reversed(data: Path, out: Path) -> None:
+    """RIM-ONE v3: both eyes of a patient are one cluster; 20 or 21 images are labelled, the other 80 are new."""
+    home = data / "fundus_disc_cup" / "rimone_v3"
+    names = {path.stem: path.stem.rsplit("-", 1)[0] for path in (home / "images").iterdir()}
+    _write_drawn(home, names, out, labelled=20, most=100)
+
+
+def write_polyps_reversed(data: Path, out: Path) -> None:
+    """Kvasir-SEG: every image is a patient; 24 labelled images and 80 others."""
+    home = data / "polyps" / "kvasir_seg"
+    _write_drawn(home, {path.stem: path.stem for path in (home / "images").iterdir()}, out, labelled=24, most=104)
+
+
+def write_cardiac_swapped(data: Path, out: Path) -> None:
+    """M&Ms vendor B: 10 patients of the development split are labelled, all others are new."""
+    home = out.parents[1] / "cardiac" / "folders"
+    write_cardiac(data, home)
+    rows = {split: list(csv.DictReader((home / split / "cases.csv").open())) for split in SPLITS}
+    order = _drawn({row["cluster"] for row in rows["development"]})
+    moved = {one: split for split, part in rows.items() for one in (row["case"] for row in part)}
+    for split in SPLITS:
+        if (out / split / "cases.csv").exists():
+            continue
+        for name in ("images", "labels"):
+            (out / split / name).mkdir(parents=True, exist_ok=True)
+        mine = [row for part in rows.values() for row in part if (row["cluster"] in order[:10]) == (split == SPLITS[0])]
+        for row in mine:
+            for name in ("images", "labels"):
+                for file in (home / moved[row["case"]] / name).glob(f"{row['case']}*"):
+                    shutil.copy(file, out / split / name)
+        with (out / split / "cases.csv").open("w", newline="") as file:
+            csv.writer(file).writerows(
+                [("case", "group", "split", "cluster"), *((row["case"], "B", split, row["cluster"]) for row in mine)]
+            )
+
+
+def write_other_weather(data: Path, out: Path, *, new: str) -> None:
+    """ACDC at 568x284: one condition is new, the sequences of the others are labelled."""
+    for split in SPLITS:
+        rows = []
+        for condition in ("fog", "night", "normal"):
+            home = data / "driving" / "acdc" / condition
+            for image in sorted((home / "images").iterdir()) if (condition == new) == (split == SPLITS[1]) else ():
+                label = next((home / "labels").glob(f"{image.stem}.*"))
+                rows.append((image, label, condition, split, image.name.split("_frame_")[0]))
+        seen = {row[4] for row in rows}
+        _write(out / split, rows, None)
+        print(f"{out}: {split}: {len(rows)} frames of {len(seen)} sequences", file=sys.stderr)
+
+
+def write_damaged(data: Path, out: Path, *, damage: Callable[[Image.Image], Image.Image]) -> None:
+    """Kvasir-SEG images that the source model was not trained on, damaged: 24 labelled ones, the others are new."""
+    home = data / "polyps" / "kvasir_seg"
+    held = [path.stem for path in (home / "images").iterdir() if _hash(path.stem) % 5 == 0]
+    _write_drawn(home, {name: name for name in held}, out, labelled=24, damage=damage)
+
+
+def _write_drawn(
+    home: Path,
+    patients: Mapping[str, str],
+    out: Path,
+    *,
+    labelled: int,
+    most: int | None = None,
+    damage: Callable[[Image.Image], Image.Image] | None = None,
+) -> None:
+    """Label the first patients by hash until there are so many cases; ``most`` cases in all."""
+    order = {name: place for place, name in enumerate(_drawn(set(patients.values())))}
+    names = sorted(patients, key=lambda name: (order[patients[name]], name))[:most]
+    last = order[patients[names[labelled - 1]]]
+    for split in SPLITS:
+        mine = [name for name in names if (order[patients[name]] <= last) == (split == SPLITS[0])]
+        if (out / split / "cases.csv").exists():
+            continue
+        pairs = ((next((home / "images").glob(f"{one}.*")), home / "labels" / f"{one}.png", one) for one in mine)
+        _write(out / split, ((image, label, home.name, split, patients[one]) for image, label, one in pairs), None)
+        for image in (out / split / "images").iterdir() if damage else ():
+            damage(Image.open(image).convert("RGB")).save(image)
+
+
+def _hash(name: str) -> int:
+    return int(hashlib.sha256(name.encode()).hexdigest(), 16)
+
+
+def _drawn(patients: Iterable[str]) -> list[str]:
+    """Return the patients in an order that nobody chose."""
+    return sorted(patients, key=lambda name: _hash(f"unseen {name}"))
+
+
+def _blurred(picture: Image.Image) -> Image.Image:
+    return picture.filter(ImageFilter.GaussianBlur(3))
+
+
+def _darkened(picture: Image.Image) -> Image.Image:
+    return picture.point([round(255 * (value / 255) ** 2.2) for value in range(256)] * 3)
+
+
+def _compressed(picture: Image.Image) -> Image.Image:
+    held = io.BytesIO()
+    picture.save(held, "JPEG", quality=6)
+    return Image.open(held).convert("RGB")
+
+
+def _recolored(picture: Image.Image) -> Image.Image:
+    """Turn the hues by a third of the circle: red becomes green."""
+    red, green, blue = picture.split()
+    return Image.merge("RGB", (blue, red, green))
+
+
 def _write(folder: Path, rows: Iterable[tuple[Any, ...]], size: tuple[int, int] | None) -> None:
     """(image, label, group, split) of each case, or with its cluster as the last word."""
     if (folder / "cases.csv").exists():
@@ -95,6 +212,12 @@ def _write(folder: Path, rows: Iterable[tuple[Any, ...]], size: tuple[int, int] 
 
 WRITERS: Mapping[str, Callable[[Path, Path], None]] = {
     "cardiac": write_cardiac, "fundus": write_fundus, "polyps": write_polyps, "driving": write_driving,
+    "cardiac-swapped": write_cardiac_swapped, "fundus-reversed": write_fundus_reversed,
+    "polyps-reversed": write_polyps_reversed,
+    "driving-night": partial(write_other_weather, new="night"), "driving-fog": partial(write_other_weather, new="fog"),
+    "polyps-blur": partial(write_damaged, damage=_blurred), "polyps-gamma": partial(write_damaged, damage=_darkened),
+    "polyps-jpeg": partial(write_damaged, damage=_compressed),
+    "polyps-color": partial(write_damaged, damage=_recolored),
 }  # fmt: skip
 
 

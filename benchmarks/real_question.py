@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import torch
 from real_folders import SPLITS, print_small, small_run, start_run, write_folders
-from real_shifts import HOME, Shift, cases_of, shifts, train_source
+from real_shifts import HOME, Shift, cases_of, shifts, train_source, unseen_shifts
 from scipy import stats
 
 from casewise.adapt.adaptation import Adaptation
@@ -136,7 +136,7 @@ class Question:
             if (self.home / name / "done").exists():
                 continue
             how = self.shortened(RIVALS[name])
-            if self.shift.cohort == "driving":
+            if self.shift.kind == "driving":
                 how = replace(how, **CROPS)
             if few or name == NNUNET:
                 seconds = self._learn_once(cases, name, how)
@@ -270,7 +270,7 @@ class Question:
         views = next(name for name in self.new.ladders if name.startswith("views"))
         learning = self.facts["learned"]
         learned = cost.get("once") if learning is None else learning["cpu_seconds"] / 60
-        cleaner = Cleanup.parse(CLEANUPS[self.shift.cohort])
+        cleaner = Cleanup.parse(CLEANUPS[self.shift.kind])
 
         def both(name: str, masks: Callable[[str], Mask], seconds: float, cpu: float | None = None) -> Iterator[Row]:
             yield Row(name, masks, seconds, cpu)
@@ -405,7 +405,7 @@ class Question:
                 float(METRICS[options["metric"]].of(masks[one], labels[one], ignore=options["ignore"], spacing_mm=None))
                 for one in self.ids
             ]
-            return {"metric": metric, "error": measure_errors(self.shift.cohort, masks, labels, clusters)}
+            return {"metric": metric, "error": measure_errors(self.shift.kind, masks, labels, clusters)}
 
         found = {row.name: {**scored(row), "seconds": row.seconds, "cpu": row.cpu_minutes} for row in self.lines()}
         source = np.array(next(iter(found.values()))["metric"])
@@ -417,7 +417,7 @@ class Question:
             f"{POOR[options['metric']]}.\n\n| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}"
         )
         for name, one in found.items():
-            print(line(name, np.array(one["metric"]) - source, clusters, one, self.shift.cohort))
+            print(line(name, np.array(one["metric"]) - source, clusters, one, self.shift.kind))
         said = list(self.flags(source, labels, found, options["metric"]))
         print("\n" + "\n".join(said), flush=True)
         kept = {"cases": list(self.ids), "clusters": clusters, "rows": found, "unlike": self.unlike, "flags": said}
@@ -581,18 +581,20 @@ def main() -> None:
     sys.path.insert(0, str(HOME.parent))
     torch.set_num_threads(1)
     data, out = options.data.resolve(), options.out.resolve()
-    known = shifts((options.weights or data.parent / "weights").resolve(), out)
+    weights = (options.weights or data.parent / "weights").resolve()
+    usual = shifts(weights, out)
+    known = {**usual, **unseen_shifts(weights, out)}
     start_run(out, options.cases if options.cases is not None else small_run(out))
     steps = options.steps.split(",")
     print_small(out)
-    for name in options.shifts or known:
+    for name in options.shifts or usual:
         shift = known[name]
         write_folders(shift.cohort, data, out)
         if shift.source is not None:
             train_source(shift.source, data, out)
         question = Question(shift, data, out, options.jobs)
         question.home.mkdir(parents=True, exist_ok=True)
-        suits = [one for one in RIVAL_NAMES if one != NNUNET or shift.cohort == "cardiac"]
+        suits = [one for one in RIVAL_NAMES if one != NNUNET or shift.kind == "cardiac"]
         rivals = suits if options.rivals is None else options.rivals
         parts: dict[str, Callable[[], None]] = {
             "fit": question.fit, "learn": partial(question.learn, rivals),
@@ -603,6 +605,7 @@ def main() -> None:
                 run()
     tables = {name: out / "question" / name / "table.json" for name in known}
     told = {name: json.loads(file.read_text()) for name, file in tables.items() if file.exists()}
+    told = {name: one for name, one in told.items() if name in usual}
     if "tell" in steps and len({known[name].cohort for name in told}) > 1:
         print("\n### Chosen on other cohorts\n")
         print("\n".join(across(told, {name: known[name].cohort for name in told})))

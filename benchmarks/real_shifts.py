@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 
@@ -34,6 +34,11 @@ class Shift:
     metric: str = "dice"
     source: str | None = None  # the source model, where our script trains it
 
+    @property
+    def kind(self) -> str:
+        """Which organ or scene: cardiac, fundus, polyps or driving."""
+        return self.cohort.partition("-")[0]
+
 
 def shifts(weights: Path, out: Path) -> dict[str, Shift]:
     """Return every shift by name."""
@@ -51,6 +56,21 @@ def shifts(weights: Path, out: Path) -> dict[str, Shift]:
         recipe = name.rpartition("-")[0].replace("-", "_")
         model = Model(f"benchmarks.source_training:{recipe}", out / "sources" / f"{name}.safetensors")
         made.append(Shift(name, recipe.partition("_")[0], model, tent, source=name))
+    return {shift.name: shift for shift in made}
+
+
+def unseen_shifts(weights: Path, out: Path) -> dict[str, Shift]:
+    """Return the shifts that nothing was tuned on, by name; the name is that of the cohort."""
+    known = shifts(weights, out)
+    made = [replace(known["hearts"], name="cardiac-swapped", cohort="cardiac-swapped")]
+    for kind in ("fundus", "polyps"):
+        name = f"{kind}-reversed"
+        model = Model(f"benchmarks.source_training:{kind}", out / "sources" / f"{name}-0.safetensors")
+        made.append(replace(known[f"{kind}-0"], name=name, cohort=name, model=model, source=f"{name}-0"))
+    for name in ("driving-night", "driving-fog"):
+        made.append(replace(known["driving"], name=name, cohort=name))
+    for name in ("polyps-blur", "polyps-gamma", "polyps-jpeg", "polyps-color"):
+        made.append(replace(known["polyps-0"], name=name, cohort=name))
     return {shift.name: shift for shift in made}
 
 

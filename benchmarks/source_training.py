@@ -100,6 +100,8 @@ RECIPES = {
     "fundus": Recipe("fundus_disc_cup/rimone_v3", fundus, lambda name: name.rsplit("-", 1)[0], 44, 12, 2e-3),
     "polyps": Recipe("polyps/kvasir_seg", polyps, str, 40, 12, 2e-3),
     "polyps-longer": Recipe("polyps/kvasir_seg", polyps_longer, str, 80, 25, 2e-3),
+    "fundus-reversed": Recipe("fundus_disc_cup/drishti_gs", fundus, str, 30, 12, 2e-3),
+    "polyps-reversed": Recipe("polyps/cvc_clinicdb", polyps, lambda name: str(int(name[4:]) // 35), 30, 12, 2e-3),
 }
 
 

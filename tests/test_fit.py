@@ -16,8 +16,10 @@ from worlds.commands import typed
 from worlds.discs import disc, eroding_model
 
 import casewise
+from casewise.adapt.backbones.module import Module
 from casewise.adapt.networks import phantom_cardiac
 from casewise.adapt.snapshot import fingerprint
+from casewise.adapt.tuned_weights import read_tuned_folder
 from casewise.core.durable import file_lock
 from casewise.core.errors import BadInput, Mismatch, Refused, TooFewCases, UnknownName
 from casewise.core.records import Case
@@ -389,6 +391,47 @@ def test_a_learning_curve_says_what_fewer_patients_gain(tmp_path):
     said = f"learning from 3 and from 4 patients: tuned weights {curve['3']['1']:+.4f} and {curve['4']['1']:+.4f}"
     assert said in deployment.summary()
     assert said in unescape((tmp_path / "fit" / "fit.html").read_text())
+
+
+def test_a_class_that_no_label_holds_is_named(tmp_path):
+    images, labels = hearts(5)
+    bare = [np.where(label == 3, 0, label) for label in labels]
+    told: list[str] = []
+    casewise.fit(phantom_cardiac(), images, bare, learn=False, out=tmp_path, views="mirror(x)", on_note=told.append)
+    assert [said.split(":")[0] for said in told if said.startswith("no label")] == ["no label holds right ventricle"]
+
+
+def test_volumes_of_one_slice_have_their_pictures(tmp_path):
+    images, labels = hearts(5)
+    scans = tmp_path / "scans"
+    for kind in ("images", "labels"):
+        (scans / kind).mkdir(parents=True)
+    for number, (image, label) in enumerate(zip(images, labels, strict=True)):
+        for kind, values in (("images", image[0]), ("labels", label)):
+            one = nibabel.Nifti1Image(values[len(values) // 2 :][:1].T.astype(np.float32), np.eye(4))
+            nibabel.save(one, scans / kind / f"p{number}.nii.gz")
+    casewise.fit(
+        phantom_cardiac(), scans / "images", scans / "labels", learn=False, out=tmp_path / "d", views="mirror(x)"
+    )
+    assert (tmp_path / "d" / "fit.html").read_text().count("data:image") >= 3
+
+
+def test_flags_that_cannot_be_calibrated_say_why(fitted):
+    _, deployment, _, _ = fitted
+    assert "no case is flagged: a lower bound" in deployment.summary()
+
+
+def test_scenes_are_tuned_upright(tmp_path):
+    network = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 4, 1), torch.nn.InstanceNorm2d(4, affine=True), torch.nn.Conv2d(4, 8, 1)
+    )
+    streets = Module(network, classes=8, dimensions=2, labels={0: "road", 1: "sky"}, ignore=255)
+    images = [np.random.default_rng(seed).normal(size=(3, 12, 16)).astype(np.float32) for seed in range(5)]
+    labels = [(image[0] > 0).astype(np.uint8) for image in images]
+    short = Tuning(updates=1, batch=1)
+    casewise.fit(streets, images, labels, views="light", tuning=short, out=tmp_path, learning_curve=False)
+    tuned = read_tuned_folder(tmp_path / "tuned").folds[0].tuning
+    assert tuned["augmentation"] == "upright"
 
 
 def test_a_label_without_foreground_is_said_to_be_left_out_of_the_comparison(tmp_path):

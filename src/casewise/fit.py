@@ -42,7 +42,7 @@ from casewise.judge.certificates.split import PromiseSplit, certify_held_out, sp
 from casewise.judge.controllers.metadata import metadata_of
 from casewise.judge.outcomes import outcomes
 from casewise.judge.policy import controller_kind
-from casewise.learn.folds import CrossFit, cores, cross_fit, deal
+from casewise.learn.folds import CrossFit, cores, cross_fit, deal, read_case
 from casewise.learn.tuning import Tuning
 from casewise.measure.measures import UNIT_SPACING, Measure, all_unit_spacing, check_names
 from casewise.render.mask_pictures import Classes
@@ -117,7 +117,7 @@ def fit(
         out: Folder of the deployment. Default: a temporary folder; ``save`` copies it.
         views: Set of views such as ``"mri"``; ``""`` for none. Default: chosen from the model and the images.
         learn: Tune the model on the labels and judge the result.
-        tuning: Settings of tuning.
+        tuning: Settings of tuning. With mIoU (scenes) the default augmentation is ``"upright"``.
         propose: Further proposers, such as ``"members:folds"`` or ``"tuned+views:mri"``.
         metric: ``"dice"`` or ``"miou"``. Default: chosen from the classes of the model.
         flag_below: Flag a case whose metric may be below this. Default: 0.7 for Dice, 0.5 for mIoU; 0 for no flags.
@@ -156,13 +156,13 @@ def fit(
     aside = [one for one in cases if one.patient in held]
     learners = [one for one in cases if one.patient not in held]
     if len(learners) < FEWEST:
-        raise TooFewCases(
-            f"fit compares designs on at least {FEWEST} labelled cases, "
-            f"{f'{len(learners)} remain beside those of the promise' if aside else f'there are {len(learners)}'}; "
-            "label more cases"
-        )
+        left = f"{len(learners)} remain beside those of the promise" if aside else f"there are {len(learners)}"
+        raise TooFewCases(f"fit compares designs on at least {FEWEST} labelled cases, {left}; label more cases")
     chosen = _choices(backbone, cases, views, metric)
-    notes += [*([] if split is None else [split.sentence()]), *chosen.notes]
+    how = tuning or Tuning()
+    if chosen.metric == "miou" and how.augmentation == "default":
+        how = replace(how, augmentation="upright")  # a scene is never upside down
+    notes += [*([] if split is None else [split.sentence()]), *chosen.notes, *_absent(backbone, cases)]
     declared = read_measures(Path(measures)) if isinstance(measures, (str, Path)) else tuple(measures)
     if not declared and (folder / MEASURES).is_file():
         declared = DeployedMeasures.from_dict(read_json(folder / MEASURES)).declared
@@ -171,7 +171,7 @@ def fit(
     check_names(declared, {value: str(name) for value, name in backbone.labels.items() if value})
     options = {
         "model": backbone.fingerprint, "cases": [[one.id, one.patient] for one in cases], "views": chosen.views,
-        "metric": chosen.metric, "learn": learn, "tuning": asdict(tuning or Tuning()), "propose": list(propose),
+        "metric": chosen.metric, "learn": learn, "tuning": asdict(how), "propose": list(propose),
         "promise": None if promise is None else [promise, loss, margin], "learning_curve": learning_curve,
     }  # fmt: skip
     count = pluralize(len({one.patient for one in cases}), *UNIT)
@@ -179,7 +179,7 @@ def fit(
     for said in (f"{pluralize(len(cases), 'labelled case')} of {count}", *notes, f"steps: {', '.join(steps)}"):
         (on_note or str)(said)
     work = _Fit(
-        given, backbone, folder, chosen, tuning=(tuning or Tuning()) if learn else None, propose=propose,
+        given, backbone, folder, chosen, tuning=how if learn else None, propose=propose,
         flag_below=flag_below, allowed_hurt=allowed_hurt, measures=declared, learning_curve=learning_curve,
         loss=loss, margin=margin, jobs=jobs, on_progress=on_progress or (lambda step, done, total: None),
         notes=notes, began=began,
@@ -191,6 +191,15 @@ def fit(
         sweep(folder)  # incomplete files of a killed run
         _check_plan(folder, options)
         return work.run(learners, aside, split, copy_model=copy_model)
+
+
+def _absent(backbone: Backbone, cases: Sequence[Labelled]) -> list[str]:
+    """Say which classes of the model no label holds: labels that lack them teach the model not to draw them."""
+    labels = (backbone.read_label(one.label) if isinstance(one.label, Path) else one.label for one in cases)
+    seen = {0}.union(*(np.unique(label).tolist() for label in labels))
+    names = [str(name) for value, name in backbone.labels.items() if value not in seen]
+    said = "tuned weights learn not to draw it, and all gains count it as absent; if the images show it, label it"
+    return [f"no label holds {' or '.join(names)}: {said}"] if names else []
 
 
 @dataclass(frozen=True)
@@ -207,14 +216,11 @@ def _choices(backbone: Backbone, cases: Sequence[Labelled], views: str | None, m
     notes, views = [], views and views.removeprefix("views:")
     if metric is None:
         named = str(backbone.labels.get(0, "background")).lower()
-        streets = backbone.classes >= 8 and named != "background"
-        metric = "miou" if streets else "dice"
-        if streets:
+        metric = "miou" if backbone.classes >= 8 and named != "background" else "dice"
+        if metric == "miou":
             notes.append(f"metric: mIoU, because the model has {backbone.classes} classes and no background")
     if views is None:
-        first = cases[0].case
-        case = first if isinstance(first, Case) else backbone.read(first.checked()).case
-        views, why = _views_for(backbone, case, metric)
+        views, why = _views_for(backbone, read_case(backbone, cases[0].case), metric)
         notes.append(f"views: {views}, because {why}")
     return Choices(views, metric, tuple(notes))
 
@@ -285,20 +291,21 @@ class _Fit:
         deployment.save(self.folder, copy_model=copy_model)
         facts = self._facts(archive, policy, certificate, tuned)
         facts |= {"measures": measured, "learning_curve": curve}
-        facts["case_s"] = round(deployment.predict(self._read(learners[0])).seconds, 2)  # of a new case
+        facts["case_s"] = round(deployment.predict(read_case(self.backbone, learners[0].case)).seconds, 2)
         write_json(self.folder / SUMMARY, facts)
         rows = policy.preflight.get("out_of_fold", ())
         known, classes = {one.id: one for one in learners}, Classes(self.backbone.labels, self.chosen.metric != "miou")
-        pictures = labelled_pictures(archive, policy.cleanup, rows, lambda name: self._read(known[name]).image, classes)
+        pictures = labelled_pictures(
+            archive, policy.cleanup, rows, lambda name: read_case(self.backbone, known[name].case).image, classes
+        )
         write_durably(self.folder / PAGE, fit_page(facts, rows, pictures).encode())
         return deployment
 
     # ---- steps ----
 
     def _tuned(
-        self, cases: Sequence[Labelled], tuning: Tuning, notes: list[str], *, folder: str = TUNED,
-        folds: int | None = None,
-    ) -> CrossFit | None:  # fmt: skip
+        self, cases: Sequence[Labelled], tuning: Tuning, notes: list[str], folder: str = TUNED, folds: int | None = None
+    ) -> CrossFit | None:
         """Tune the model once for each fold of the patients; None if that is not possible."""
         done: dict[int, int] = {}
         step = f"learn{HALF if folder == HALF_TUNED else ''}"
@@ -386,8 +393,6 @@ class _Fit:
                 f"{pluralize(empty, 'labelled case')} without foreground in the label: the comparison leaves them out, "
                 "because the metric is undefined there, and does not count harm to them"
             )
-        if below and not policy.flag:
-            self.notes += [one for one in policy.preflight.get("concerns", ()) if one.startswith("no case is flagged")]
         return policy, deployed
 
     def _measured(
@@ -446,9 +451,6 @@ class _Fit:
             "steps_s": {name: round(value, 1) for name, value in self.seconds.items()},
             "next": predict_command(self.folder, self.model, policy),
         }
-
-    def _read(self, one: Labelled) -> Case:
-        return one.case if isinstance(one.case, Case) else self.backbone.read(one.case.checked()).case
 
     @contextmanager
     def _timed(self, step: str) -> Iterator[None]:

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 
 from casewise.adapt.augmentations import WEAK_VIEWS, LightView
@@ -17,6 +18,7 @@ from casewise.adapt.proposers.live import run_episode
 from casewise.adapt.snapshot import fingerprint
 from casewise.core.errors import BadInput, UnknownName
 from casewise.core.records import Case
+from casewise.data.folders import CaseFiles
 from casewise.data.pictures import write_label_picture
 from casewise.deployment import Deployment
 
@@ -62,6 +64,22 @@ def test_a_mirrored_or_turned_picture_meets_its_own_voxels_again_though_the_netw
         back = view.invert(prepared.forward(view.apply(prepared.inputs)))
     assert set(seen) <= {(16, 8), (8, 16)}  # what the network sees is padded
     torch.testing.assert_close(back, plain)
+
+
+def test_a_network_of_one_channel_takes_gray_pictures(tmp_path: Path) -> None:
+    deep = np.arange(20, dtype=np.uint16).reshape(4, 5) * 3000
+    for name, values in {
+        "g": (deep // 300).astype(np.uint8),
+        "deep": deep,
+        "c": np.full((4, 5, 3), 7, np.uint8),
+    }.items():
+        Image.fromarray(values).save(tmp_path / f"{name}.png")
+    one, three = (Module(nn.Conv2d(n, 2, 1), classes=2, dimensions=2, intensity="as-is") for n in (1, 3))
+    files = {name: CaseFiles.of(tmp_path / f"{name}.png") for name in ("g", "deep", "c")}
+    assert np.array_equal(one.read(files["g"]).case.image[0], deep // 300)
+    assert np.array_equal(one.read(files["deep"]).case.image[0], deep)
+    assert one.read(files["c"]).case.image.shape == (1, 4, 5)
+    assert three.read(files["g"]).case.image.shape == (3, 4, 5)
 
 
 def test_a_factory_is_loaded_by_its_address_with_weights(tmp_path: Path) -> None:

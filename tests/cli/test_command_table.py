@@ -11,6 +11,7 @@ import typer
 from typer.testing import CliRunner
 
 from casewise.cli import COMMANDS, GROUPS, app
+from casewise.cli.config import setting_values
 from casewise.cli.options import is_setting, listed
 
 SOURCE = Path(__file__).parents[2] / "src" / "casewise"
@@ -102,3 +103,9 @@ def settings_page() -> str:
 
 if __name__ == "__main__":
     SETTINGS_PAGE.write_text(settings_page(), encoding="utf-8")
+
+
+@pytest.mark.parametrize("command", ["fit", "calibrate"])
+def test_the_setting_that_a_refusal_of_harm_names_can_be_typed(command: str) -> None:
+    values = setting_values(command, parameters(command), ["allowed-hurt=0.15"])
+    assert float(values["allowed_hurt"][1]) == 0.15

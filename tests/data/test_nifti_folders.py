@@ -92,6 +92,10 @@ def test_pictures_round_trip(tmp_path: Path) -> None:
     np.testing.assert_array_equal(read_label_picture(tmp_path / "large.png"), mask.astype(int) + 1000)
     Image.fromarray(np.zeros((3, 4, 3), np.uint8)).save(tmp_path / "c.png")
     assert read_picture(tmp_path / "c.png").shape == (3, 3, 4)
+    assert read_picture(tmp_path / "c.png", gray=True).shape == (1, 3, 4)
+    assert np.array_equal(read_picture(tmp_path / "large.png", gray=True)[0], mask.astype(int) + 1000)
+    with pytest.raises(BadInput, match="16-bit grays"):  # Pillow would make all of them white
+        read_picture(tmp_path / "large.png")
     with pytest.raises(BadInput, match="one number per pixel"):
         read_label_picture(tmp_path / "c.png")
 

@@ -18,9 +18,17 @@ from casewise.core.records import SOURCE, Action, Decision, Observation, State
 from casewise.judge.calibration import designs
 from casewise.judge.calibration.adoption import chance_of_best, hurt_share, mean_low, patients_for_chance
 from casewise.judge.calibration.calibrate import calibrate
-from casewise.judge.calibration.design_comparison import Fits, compare_designs, fitted_choice
+from casewise.judge.calibration.design_comparison import (
+    Fits,
+    _at_more_harm,
+    _best,
+    _rows,
+    compare_designs,
+    fitted_choice,
+)
 from casewise.judge.calibration.designs import (
     DESIGNS,
+    Deployed,
     Known,
     answer,
     designs_for,
@@ -257,11 +265,27 @@ def test_a_case_never_helps_to_fit_what_decides_on_it(known, setting):
         assert not fold & {scored[i].cluster for i in out}
 
 
+def test_the_hint_about_harm_names_what_would_be_taken():
+    patients = [f"p{number}" for number in range(20)]
+    gains = {"m0": np.zeros(20), "tuned/1": np.full(20, 0.2), "tuned/average": np.full(20, 0.1)}
+    gains["tuned/1"][:5] = gains["tuned/average"][:3] = -0.02
+    made = {
+        name: [Deployed(one, one, "", False, 0.5, 0.5 + gain, {}) for one, gain in zip(patients, found, strict=True)]
+        for name, found in gains.items()
+    }
+    rows = _rows(made, 0.2, 0.1)
+    assert rows[1].low > rows[2].low
+    said = _at_more_harm(rows)
+    assert "tuned/average gains +0.0820" in said
+    assert "--set allowed-hurt=0.15 takes it" in said
+    assert _best(_rows(made, 0.2, 0.15)) == "tuned/average"
+
+
 def test_views_around_the_truth_are_taken_and_misled_ones_are_not(tmp_path, known, setting):
     some = {name: DESIGNS[name] for name in ("m0", "consensus", "highest-agreement")}
     strict = compare_designs(known, setting, some, allowed_hurt=0.0)
     assert strict.chosen == "m0"  # somebody is hurt by more than a point
-    more = float(strict.why.split("--allowed-hurt ")[1].split()[0])  # says what it would take
+    more = float(strict.why.split("--set allowed-hurt=")[1].split()[0])  # says what it would take
     assert compare_designs(known, setting, some, allowed_hurt=more).chosen in strict.why.split("; ")[-1]
     assert compare_designs(known, setting, some, allowed_hurt=more - 0.01).chosen == "m0"
     found = compare_designs(known, setting, some, allowed_hurt=0.4)

@@ -107,12 +107,12 @@ def test_labels_that_cannot_teach_are_refused(tiny):
     backbone, (cases, labels, _) = tiny(), cohort(2)
     with pytest.raises(BadInput, match=r"p0_0 has shape .*p1_0 holds 7"):  # all of them in one message
         tune(backbone, cases, [labels[0][:-1], labels[1] * 7], FAST)
-    with pytest.raises(BadInput, match="all 2 labels are background"):
+    with pytest.raises(BadInput, match="none of 2 labels to learn from has foreground"):
         tune(backbone, cases, [label * 0 for label in labels], FAST)
     with pytest.raises(BadInput, match=r"shape \(4, 4\)"):
         tune(backbone, cases, [labels[0], labels[1][:4, :4]], FAST)
     one = tune(backbone, cases, [labels[0], labels[1] * 0], replace(FAST, updates=1))
-    assert one.facts["notes"] == ["the label of case p1_0 is all background"]
+    assert one.facts["notes"] == ["the label of case p1_0 has no foreground"]
 
 
 def test_a_loss_that_is_not_finite_stops_and_restores_the_network(tiny):
@@ -184,6 +184,13 @@ def test_slices_of_volumes_and_pictures_of_different_sizes_share_a_batch(tiny):
     assert images.shape == (5, 1, 12, 14)
     assert target.shape == (5, 12, 14)
     assert set(target.unique().tolist()) <= {-1, 0, 1}
+
+
+def test_a_patch_of_a_large_picture_is_limited(tiny):
+    case, label = Case("wide", np.zeros((1, 20, 1300), np.float32)), np.ones((20, 1300), np.uint8)
+    images, _ = GenericTask(tiny(), [case], [label], Tuning(batch=2)).draw()
+    assert images.shape == (2, 1, 20, 512)
+    assert GenericTask(tiny(), [case], [label], Tuning(patch=(16, 900))).patch == (16, 900)
 
 
 def test_a_third_of_the_patches_is_centered_on_foreground(tiny):

@@ -45,7 +45,7 @@ def calibrate(
     source_metric: float = setting(None, help="Metric of the model on its own data, to warn if it is much lower here."),
     ladder: list[str] = typer.Option([], help="Method to use, if the archive has several; repeat for several."),
     consensus: str = setting(None, help="Name of the candidate that combines the others."),
-    allowed_hurt: float = typer.Option(0.1, help="default, choose: share of cases that may lose more than 0.01."),
+    allowed_hurt: float = typer.Option(0.1, help="default, choose: share of patients that may lose more than 0.01."),
     flag_below: float = typer.Option(None, help="Flag cases whose metric may be below this."),
     confidence: float = typer.Option(0.9, help="--flag-below: probability that the lower bound holds."),
     as_json: bool = AS_JSON,

@@ -25,9 +25,13 @@ def is_picture(path: Path) -> bool:
     return path.name.lower().endswith(ENDINGS)
 
 
-def read_picture(path: Path, *, max_pixels: int = MAX_PIXELS) -> NDArray[np.uint8]:
-    """A color picture as (channel, rows, columns) of uint8, always three channels."""
-    return np.ascontiguousarray(np.moveaxis(np.asarray(_opened(path, max_pixels).convert("RGB")), -1, 0))
+def read_picture(path: Path, *, gray: bool = False, max_pixels: int = MAX_PIXELS) -> NDArray[Any]:
+    """A picture as (channel, rows, columns): three channels of 8 bits, or one, of 16 bits where the file has them."""
+    image = _opened(path, max_pixels)
+    if image.mode.startswith("I") and not gray:
+        raise BadInput(f"{path.name} has 16-bit grays, and the model takes colors of 8 bits; convert the picture")
+    values = np.asarray(image if image.mode.startswith("I") else image.convert("L" if gray else "RGB"))
+    return values[None] if gray else np.ascontiguousarray(np.moveaxis(values, -1, 0))
 
 
 def read_label_picture(path: Path, *, max_pixels: int = MAX_PIXELS) -> Mask:

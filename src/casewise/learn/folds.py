@@ -192,7 +192,7 @@ class _Job:
 
     def __call__(self, told: OnFold) -> None:
         backbone = loaded(self.model)
-        cases = [_read(backbone, case) for case in self.cases]
+        cases = [read_case(backbone, case) for case in self.cases]
         labels = [backbone.read_label(label) if isinstance(label, Path) else label for label in self.labels]
         name = f"fold-{self.number}"
         try:
@@ -214,7 +214,8 @@ def _digest(one: Case | CaseFiles | Mask | Path) -> Any:
     return file_sha256(one) if isinstance(one, Path) else mask_sha256(one)
 
 
-def _read(backbone: Backbone, case: Case | CaseFiles) -> Case:
+def read_case(backbone: Backbone, case: Case | CaseFiles) -> Case:
+    """Return a case in memory as it is, another one from its files."""
     return case if isinstance(case, Case) else backbone.read(case.checked()).case
 
 

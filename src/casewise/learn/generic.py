@@ -42,7 +42,7 @@ class Sample:
 
 
 class GenericTask:
-    """Patches of labelled cases for one network.
+    """Patches of labelled cases for one network; no longer than 512 (2-D) or 96 (3-D) where no size is given.
 
     Args:
         backbone: The model.
@@ -86,7 +86,7 @@ class GenericTask:
     def _patch(self) -> tuple[int, ...]:
         asked = self.tuning.patch or getattr(self.backbone, "window", None)
         space = [sample.image.shape[2:] for sample in self.samples]
-        sizes = tuple(asked or (max(sides) for sides in zip(*space, strict=True)))
+        sizes = tuple(asked or (min(max(sides), {2: 512, 3: 96}[len(space[0])]) for sides in zip(*space, strict=True)))
         if len(sizes) != len(space[0]):
             raise BadInput(f"a patch for this model must have {len(space[0])} sides, got {sizes}")
         multiple = getattr(self.backbone, "multiple", 1)

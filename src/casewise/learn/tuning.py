@@ -44,8 +44,8 @@ class Tuning:
             are tuned, 1e-2 for SGD.
         updates: Number of updates.
         batch: Patches in an update; None for the batch size of an nnU-Net's plans, else 8.
-        patch: Size of a patch; None for the one of nnU-Net's plans, the network's window, or the whole image. Ignored
-            for nnU-Net models.
+        patch: Size of a patch; None for the one of nnU-Net's plans, the network's window, or the whole image, at most
+            512 pixels (96 voxels of a volume) a side. Ignored for nnU-Net models.
         augmentation: "default" (nnU-Net's own transforms; mirrors, rotations and intensities for other networks),
             "upright" (only left-right mirrors and small rotations) or "none".
         seed: Seed of all random draws.
@@ -179,7 +179,7 @@ def check_labels(backbone: Backbone, cases: Sequence[Case], labels: Sequence[Mas
         elif foreign := sorted(values - known - {backbone.ignore}):
             wrong.append(f"the label of case {case.id} holds {foreign[0]}")
         elif not values - {0, backbone.ignore}:
-            notes.append(f"the label of case {case.id} is all background")
+            notes.append(f"the label of case {case.id} has no foreground")
     if wrong:
         more = f"; and {len(wrong) - 5} more" if len(wrong) > 5 else ""
         raise BadInput(
@@ -187,7 +187,8 @@ def check_labels(backbone: Backbone, cases: Sequence[Case], labels: Sequence[Mas
             f"({', '.join(map(str, sorted(known)))}); correct these labels or leave the cases out"
         )
     if len(notes) == len(cases):
-        raise BadInput(f"all {len(cases)} labels are background, so there is nothing to learn; check the label files")
+        ignored = "" if backbone.ignore is None else f" ({backbone.ignore} is ignored)"
+        raise BadInput(f"none of {len(cases)} labels to learn from has foreground{ignored}; check the label files")
     return notes
 
 

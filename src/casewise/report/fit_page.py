@@ -90,7 +90,8 @@ def _flags(facts: Mapping[str, Any]) -> str:
     """Return how many labelled cases are flagged, each by a fit without its patient, and how many are poor."""
     quality = facts["preflight"].get("quality")
     if not facts["flagged"] or not quality:
-        return "no case would be flagged for a person."
+        why = (one for one in facts["preflight"].get("concerns", ()) if one.startswith("no case is flagged"))
+        return f"{next(why, 'no case is flagged for a person')}."
     flagged = f"{quality['flagged']} of {quality['cases']} labelled cases would be flagged for a person (each by a fit "
     flagged += f"without its {UNIT[0]})"
     return f"{flagged}; {caught_sentence(quality)}."

@@ -33,11 +33,14 @@ from casewise.data.folders import CaseFiles
 from casewise.data.pairs import read_mask
 
 
-def read_files(files: CaseFiles) -> Reading:
-    """Read the channels of a case: NIfTI as (channel, slices, rows, columns), pictures as (channel, rows, columns)."""
+def read_files(files: CaseFiles, channels: int | None = None) -> Reading:
+    """Read a case: NIfTI as (channel, slices, rows, columns), pictures as (channel, rows, columns).
+
+    A model with as many channels as the case has pictures takes one gray channel of each.
+    """
     if pictures.is_picture(files.images[0]):
-        channels = [pictures.read_picture(path) for path in files.images]
-        return Reading(_case(files, np.concatenate(channels), None), None)
+        read = [pictures.read_picture(path, gray=channels == len(files.images)) for path in files.images]
+        return Reading(_case(files, np.concatenate(read), None), None)
     volumes = [nifti.read_volume(path) for path in files.images]
     shapes = {volume.voxels.shape for volume in volumes}
     if len(shapes) > 1:
@@ -53,11 +56,12 @@ def _case(files: CaseFiles, image: NDArray[Any], spacing_mm: tuple[float, ...] |
 class FileBackbone:
     """Base of backbones without their own reader: NIfTI volumes and pictures."""
 
+    network: nn.Module
     expects: Expectation
 
     def read(self, files: CaseFiles) -> Reading:
         """Read NIfTI or image files."""
-        reading = read_files(files)
+        reading = read_files(files, self.expects.channels or next((c.in_channels for c in _convs(self.network)), None))
         check_image(reading.case, channels=self.expects.channels)
         return reading
 
@@ -214,15 +218,19 @@ def load_factory(spec: str, *, weights: Path | None, device: str, trust: bool) -
     return replace(backbone, device=device)
 
 
+def _convs(network: nn.Module) -> list[Any]:
+    return [layer for layer in network.modules() if isinstance(layer, tuple(CONVOLUTIONS))]
+
+
 def of_network(network: nn.Module, *, name: str = "", **options: Any) -> Module:
     """Wrap a bare network: dimensions from its first convolution, classes from its last."""
-    found = [layer for layer in network.modules() if isinstance(layer, tuple(CONVOLUTIONS))]
+    found = _convs(network)
     if not found and not {"dimensions", "classes"} <= set(options):
         raise BadInput(f"{type(network).__name__} has no Conv2d or Conv3d; use Module(network, classes=, dimensions=)")
     if found:
         options.setdefault("dimensions", CONVOLUTIONS.get(type(found[0]), 2))
-        options.setdefault("classes", int(found[-1].out_channels))  # type: ignore[arg-type]
-        options.setdefault("expects", Expectation(channels=int(found[0].in_channels)))  # type: ignore[arg-type]
+        options.setdefault("classes", int(found[-1].out_channels))
+        options.setdefault("expects", Expectation(channels=int(found[0].in_channels)))
     return Module(network, name=name or type(network).__name__, **options)
 
 

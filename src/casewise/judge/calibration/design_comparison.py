@@ -253,17 +253,19 @@ def _why(rows: Sequence[DesignRow], chosen: str, allowed_hurt: float) -> str:
 
 
 def _at_more_harm(rows: Sequence[DesignRow]) -> str:
-    """Say which design would be adopted with a larger ``allowed_hurt``."""
-    sure = [row for row in rows if len(row.fails) == 1 and row.fails[0].startswith(HARM)]
-    if not sure:
+    """Say with which smallest ``allowed_hurt`` a design would be adopted, and which one."""
+    shares = {
+        row.design: max(row.hurt_by_a_point / row.cases, row.harm["hurt"] / row.harm["patients"])
+        for row in rows
+        if len(row.fails) == 1 and row.fails[0].startswith(HARM)
+    }
+    if not shares:
         return ""
-    best = max(sure, key=lambda row: row.low)
-    shares = (best.hurt_by_a_point / best.cases, best.harm["hurt"] / best.harm["patients"])
-    share = math.ceil(100 * max(shares) - 1e-9) / 100
-    return (
-        f"; {best.design} gains {best.gain:+.4f} (lower bound {best.low:+.4f}) and costs {best.hurt_by_a_point} of "
-        f"{best.cases} more than a point: --allowed-hurt {share:g} would take it"
-    )
+    share = math.ceil(100 * min(shares.values()) - 1e-9) / 100
+    name = _best([replace(row, fails=()) for row in rows if shares.get(row.design, 1) <= share])
+    best = next(row for row in rows if row.design == name)
+    cost = f"and costs {best.hurt_by_a_point} of {best.cases} more than a point: --set allowed-hurt={share:g} takes it"
+    return f"; {best.design} gains {best.gain:+.4f} (lower bound {best.low:+.4f}) {cost}"
 
 
 HARM = "too many are hurt"
