@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from casewise.core.records import SOURCE, Observation, State
-from casewise.judge.calibration.designs import Known
+from casewise.judge.calibration.designs import Edit, Known
 from casewise.judge.controllers.merge import PIECE_FEATURES
 from casewise.judge.decide import Setting
 
@@ -27,6 +27,7 @@ class Summed:
     features: np.ndarray
     base: float
     worth: np.ndarray
+    pieces = Edit.pieces
 
     @property
     def won(self) -> np.ndarray:
@@ -42,6 +43,10 @@ class Summed:
 
 class SummedEdits(dict[State, Summed]):
     """Stands for ``KnownEdits``: every edit is there from the start."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.models: dict[object, object] = {}
 
     def need(self, states: object) -> None:
         pass
