@@ -34,7 +34,7 @@ def test_a_cluster_counts_once_however_many_cases_it_has() -> None:
 def test_too_few_clusters_are_refused_with_a_number() -> None:
     assert clusters_needed(0.9) == 9
     with pytest.raises(
-        TooFewCases, match=r"level 0.9 needs at least 9 clusters .* got 8; label more, .*--confidence 0.8"
+        TooFewCases, match=r"level 0.9 needs at least 9 patients, got 8; label more, .*--confidence 0.8"
     ):
         cluster_quantile(range(16), [k // 2 for k in range(16)], 0.9)
 

@@ -83,7 +83,7 @@ def test_the_page_says_whether_the_change_is_significant_and_in_which_unit_sizes
     cases = []
     for at in range(9):
         label = mask.copy()
-        label[: at + 1] = 0
+        label[:, : 2 * at] = 0
         cases.append(ComparedCase(f"h{at}", comparison(mask, mask, label, spacing_mm=(1, 1, 1)), None, f"p{at}"))
     sizes = Comparisons(tuple(cases)).summary["sizes"]
     assert [row["unit"] for row in sizes] == ["ml"] * 3

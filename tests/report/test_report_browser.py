@@ -107,7 +107,7 @@ def test_the_theme_changes_the_page_and_its_figures(opened):
     assert opened.evaluate(f"getComputedStyle({text}).fill") != ink
 
 
-@pytest.mark.parametrize(("width", "media"), [(390, "screen"), (1366, "screen"), (687, "print")])
+@pytest.mark.parametrize(("width", "media"), [(390, "screen"), (1366, "screen"), (702, "print")])
 def test_nothing_is_wider_than_a_phone_a_laptop_or_a_sheet_of_paper(browser, page, width, media):
     tab = browser.new_page(viewport={"width": width, "height": 844})
     tab.goto(page.as_uri())
@@ -116,7 +116,7 @@ def test_nothing_is_wider_than_a_phone_a_laptop_or_a_sheet_of_paper(browser, pag
     tab.close()
 
 
-@pytest.mark.parametrize(("width", "media"), [(1366, "screen"), (687, "print")])
+@pytest.mark.parametrize(("width", "media"), [(1366, "screen"), (702, "print")])
 def test_a_frame_name_and_a_number_stay_in_one_line(browser, page, width, media):
     tab = browser.new_page(viewport={"width": width, "height": 900})
     tab.goto(page.as_uri())

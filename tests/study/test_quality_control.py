@@ -74,7 +74,7 @@ def test_nothing_is_promised_without_labels_or_with_too_few_patients(raters, tmp
     assert not (tmp_path / "quality.json").exists()
     assert pd.read_csv(tmp_path / "qc.csv")["agreement"].is_monotonic_increasing
     few = quality_rows(folder_opinions(folders, labels=raters / "labels", cases=raters / "cases.csv")).head(8)
-    assert "needs at least 9 clusters" in controlled(few).refused
+    assert "needs at least 9 patients" in controlled(few).refused
 
 
 def test_the_bound_of_a_patient_comes_from_the_others(raters):
