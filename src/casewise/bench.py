@@ -18,12 +18,14 @@ from casewise.adapt.proposers import method_of, named_proposal
 from casewise.archive.store import Archive, open_archive
 from casewise.core.durable import write_durably, write_json
 from casewise.core.errors import BadInput
+from casewise.core.processes import needs_script
 from casewise.core.records import CALIBRATION, EVALUATION, Policy
 from casewise.core.text import UNIT
 from casewise.data.splits import Member
 from casewise.fit import Labelled, OnProgress, labelled_cases
 from casewise.judge.certificates.certify_router import Promise
 from casewise.judge.policy import design_of, write_policy
+from casewise.learn.folds import cores
 from casewise.render.tables import Table, csv_text, markdown, tex
 from casewise.report.bench_page import bench_page
 from casewise.run.local import Engine, LocalEngine
@@ -169,7 +171,7 @@ def bench(
     margin: float = 0.0,
     adaptation: Adaptation | None = None,
     out: str | Path | None = None,
-    engine: Engine | None = None,
+    jobs: int | Engine | None = None,
     on_progress: OnProgress | None = None,
     on_warning: Callable[[str], None] | None = None,
 ) -> BenchResult:
@@ -200,7 +202,8 @@ def bench(
         adaptation: Options of the methods, such as ``Adaptation(steps=2)``.
         out: Folder for recordings, tables and the page. The same call resumes an interrupted run. Default: a temporary
             folder for the recordings; call ``save`` for the rest.
-        engine: Where cases run. Default: this process.
+        jobs: Processes, or an engine such as Ray. Default: one for each core; one in all for a network in memory, a
+            method of the script itself, and a stream.
         on_progress: Called with the name of a step, the parts that are done, and all parts.
         on_warning: Called with sentences about single cases.
 
@@ -232,7 +235,7 @@ def bench(
         sides, how, facts = _sides(loaded(model), cases, labels, patients, calibration, share, folder)
         proposers = _proposers(methods, adaptation or Adaptation())
         known, judged = (
-            _recorded(model, proposers, sides[side], folder / side, metric, facts, engine, on_progress, on_warning)
+            _recorded(model, proposers, sides[side], folder / side, metric, facts, jobs, on_progress, on_warning)
             for side in (CALIBRATION, EVALUATION)
         )
     folder.mkdir(parents=True, exist_ok=True)
@@ -329,15 +332,18 @@ def _named(method: Any) -> tuple[str, Any]:
 
 def _recorded(
     model: Model | Backbone, proposers: Mapping[str, Adaptation], cases: Sequence[Labelled], path: Path, metric: str,
-    facts: Mapping[str, str], engine: Engine | None, on_progress: OnProgress | None,
+    facts: Mapping[str, str], jobs: int | Engine | None, on_progress: OnProgress | None,
     on_warning: Callable[[str], None] | None,
 ) -> Archive:  # fmt: skip
     """Record one side of the split, or resume it."""
     labels = {one.id: one.label for one in cases if not isinstance(one.label, Path)}
     work = RecordCase(model, proposers, {one.id: one.case for one in cases}, labels=labels)
+    if jobs is None:
+        stream = any(how.reset == "stream" for how in proposers.values())
+        jobs = 1 if stream or not isinstance(model, Model) or needs_script(work) else cores()
     told: OnProgress = on_progress or (lambda step, done, total: None)
     archive = record_all(
-        work, engine or LocalEngine(jobs=1), path, metric=metric, on_warning=on_warning,
+        work, LocalEngine(jobs) if isinstance(jobs, int) else jobs, path, metric=metric, on_warning=on_warning,
         on_case=lambda done: told(f"record {path.name}", done, len(cases)), **facts,
     )  # fmt: skip
     return check_cases(archive, [one.id for one in cases], tuple(proposers))

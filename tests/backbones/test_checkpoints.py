@@ -89,6 +89,39 @@ def test_weights_must_match_the_network(tmp_path: Path) -> None:
         load_weights(nn.Linear(2, 4), tmp_path / "a.pth")
 
 
+@pytest.mark.parametrize("prefix", ["", "model.", "net.", "module.model.", "model.0."])
+def test_a_prefix_before_every_weight_is_left_out(prefix: str, tmp_path: Path) -> None:
+    """PyTorch Lightning saves the attribute that holds the network before every name, and other facts beside."""
+    whole = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
+    weights = {f"{prefix}{name}": value for name, value in whole.state_dict().items()}
+    torch.save({"epoch": 3, "pytorch-lightning_version": "2.5", "state_dict": weights}, tmp_path / "a.ckpt")
+    other = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
+    load_weights(other, tmp_path / "a.ckpt")
+    assert torch.equal(other[0].weight, whole[0].weight)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (
+            lambda given: given | {"loss.weight": torch.ones(2)},
+            r"2 weights only in the network, such as bias; 3 weights",
+        ),
+        (lambda given: {"model.weight": given["model.weight"]}, "2 weights only in the network"),
+        (lambda given: given | {"model.weight": torch.ones(5, 2)}, r"weight is \(5, 2\) in the file, \(3, 2\) in the"),
+        (
+            lambda given: {"model.weight": given["model.weight"], "net.bias": given["model.bias"]},
+            "such as model.weight",
+        ),
+    ],
+)
+def test_a_prefix_is_not_left_out_where_other_weights_remain(change: Any, words: str, tmp_path: Path) -> None:
+    network = nn.Linear(2, 3)
+    torch.save({"state_dict": change({f"model.{k}": v for k, v in network.state_dict().items()})}, tmp_path / "a.ckpt")
+    with pytest.raises(BadInput, match=words):
+        load_weights(network, tmp_path / "a.ckpt")
+
+
 def test_other_content_is_not_a_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "a.pth").write_bytes(b"nothing")
     with pytest.raises((BadInput, UnsafeInput)):

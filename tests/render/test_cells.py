@@ -21,9 +21,13 @@ from casewise.render.tables import (
 )
 
 
-def test_small_numbers_are_not_hidden_behind_zeros():
-    assert number(0.000016, signed=True) == "+1.6e−05"
+def test_small_shares_are_not_hidden_behind_zeros_and_small_differences_are_zero_without_a_sign():
+    assert number(0.000016) == "1.6e−05"
     assert number(0.0) == "0.000"
+    assert number(-0.0000016, 4, signed=True) == number(0.0000016, 4, signed=True) == "0.0000"
+    assert number(-0.00006, 4, signed=True) == "−0.0001"
+    gain = Estimate(-0.0000016, -0.012, 0.0000004)
+    assert text_of(gain, digits=4, signed=True) == "0.0000 [−0.0120, 0.0000]"
 
 
 @pytest.mark.parametrize(

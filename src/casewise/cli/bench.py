@@ -87,7 +87,7 @@ def bench(
             model, data, methods=propose or METHODS, policies=policy or DESIGNS,
             calibration=calibration, share=share, metric=metric,
             loss=None if loss == "none" else loss, alpha=alpha, delta=delta, margin=margin,
-            adaptation=adaptation, out=out, engine=where.as_engine(), on_progress=progress,
+            adaptation=adaptation, out=out, jobs=where.as_engine(), on_progress=progress,
             on_warning=lambda note: typer.echo(f"casewise: {note}", err=True),
         )  # fmt: skip
     lines = [found.summary(), f"Wrote {out}: bench.html, result.json, tables/"]

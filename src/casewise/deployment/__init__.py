@@ -19,7 +19,7 @@ from casewise.adapt.backbones import Backbone, Prepared, appearance_inputs
 from casewise.adapt.contract import CONTRACTS, check_contract, estimate_bytes
 from casewise.adapt.episode import as_inputs
 from casewise.adapt.forwards import Forwards
-from casewise.adapt.model import Model, as_model, forget_loaded, loaded
+from casewise.adapt.model import Model, as_model, forget_loaded
 from casewise.adapt.parameters import select
 from casewise.adapt.proposers.live import prepare, unread_notes
 from casewise.adapt.snapshot import evaluating
@@ -184,7 +184,7 @@ class Deployment:
     @property
     def backbone(self) -> Backbone:
         """The model, loaded."""
-        return loaded(self.model)
+        return self.model.load() if isinstance(self.model, Model) else self.model
 
     @property
     def device(self) -> str:

@@ -54,10 +54,12 @@ def undefined(n: int) -> str:
 
 
 def number(value: float | None, digits: int = 3, *, signed: bool = False) -> str:
-    """Format a number: fixed decimals, a true minus sign, two digits of a value whose decimals would all be zero.
+    """Format a number: fixed decimals and a true minus sign; a difference that rounds to zero has no sign.
 
-    >>> number(-0.0049), number(0.00016), number(0.0), number(0.000016, signed=True)
-    ('−0.005', '0.00016', '0.000', '+1.6e−05')
+    A share whose decimals would all be zero gets two digits.
+
+    >>> number(-0.0049), number(0.00016), number(0.0), number(-0.000016, signed=True)
+    ('−0.005', '0.00016', '0.000', '0.000')
     """
     if value is None:
         return NOT_RUN
@@ -66,10 +68,10 @@ def number(value: float | None, digits: int = 3, *, signed: bool = False) -> str
         return "undefined"
     if math.isinf(value):
         return "∞" if value > 0 else "−∞"
-    hidden = value != 0 and abs(value) < 0.5 * 10.0**-digits
-    text = f"{abs(value):.2g}" if hidden else f"{abs(value):.{digits}f}"
-    sign = "−" if value < 0 else "+" if signed and value > 0 else ""
-    return sign + text.replace("e-", "e−")
+    text = f"{abs(value):.{digits}f}"
+    if value and not float(text):
+        return text if signed else f"{value:.2g}".replace("-", "−")
+    return ("−" if value < 0 else "+" if signed and value > 0 else "") + text
 
 
 def interval(value: float, low: float, high: float, digits: int = 3, *, signed: bool = False) -> str:

@@ -222,7 +222,8 @@ def decide_all(
     made = [_method("M0", replace(READY["m0"], ladder=evaluation.ladders[0]), evaluation)]
     known = {ladder: calibration.ladder(ladder) for ladder in evaluation.ladders}
     if len(known) > 1:
-        known[" + ".join(known)] = calibration.join(tuple(known))
+        joint = " + ".join(known) if len(known) == 2 else f"all {len(known)} methods"
+        known[joint] = calibration.join(evaluation.ladders)
     for ladder, holdout_cases in known.items():
         if not holdout_cases.joined:
             made.append(_everyone(evaluation.ladder(ladder), ladder))

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from casewise.core.durable import file_sha256, replacing
 from casewise.core.errors import BadInput, CasewiseWarning, Refused, UnsafeInput, in_one_line
 from casewise.core.formats import json_text
+from casewise.core.text import pluralize
 
 SAFE_SINCE = (2, 10)  # CVE-2026-24747 in the weights-only reader was fixed here
 USABLE_SINCE = (2, 6)  # CVE-2025-32434 was fixed here
@@ -177,7 +178,7 @@ def _without_twins(weights: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], di
 
 
 def weights_of(contents: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Return the state dict of a checkpoint (under any of the usual keys), without a ``module.`` prefix."""
+    """Return the state dict of a checkpoint (under any of the usual keys)."""
     for key in ("network_weights", "state_dict", "model_state_dict", "model"):
         if isinstance(contents.get(key), Mapping):
             contents = contents[key]
@@ -185,19 +186,32 @@ def weights_of(contents: Mapping[str, Any]) -> dict[str, Tensor]:
     wrong = [name for name, value in contents.items() if not isinstance(value, Tensor)]
     if wrong or not contents:
         raise BadInput(f"a state dict must hold only tensors, found {wrong[:3]}; name the file with the bare weights")
-    prefix = "module."
-    strip = all(name.startswith(prefix) for name in contents)
-    return {name[len(prefix) :] if strip else name: value for name, value in contents.items()}
+    return dict(contents)
 
 
 def load_weights(network: nn.Module, path: Path, *, trust: bool = False) -> None:
-    """Load the weights of a checkpoint into a network; all names must match."""
+    """Load the weights of a checkpoint into a network; all names must match, at most behind one common prefix."""
     weights = weights_of(read_checkpoint(path, trust=trust))
+    wanted = network.state_dict()
+    first = next(iter(wanted), "")
+    for prefix in [name.removesuffix(first) for name in weights if name.endswith(f".{first}")]:
+        if weights.keys() == {prefix + name for name in wanted}:  # such as "model." or "net." of PyTorch Lightning
+            weights = {name: weights[prefix + name] for name in wanted}
+            break
     try:
         network.load_state_dict(weights)
     except RuntimeError as error:
-        few = " ".join(line.strip() for line in str(error).splitlines()[1:4])[:300]
-        raise BadInput(f"{path.name} does not match the network: {few}; name the weights of this network") from error
+        sides = (("the network", wanted.keys() - weights.keys()), (path.name, weights.keys() - wanted.keys()))
+        said = [
+            f"{pluralize(len(names), 'weight')} only in {side}, such as {min(names)}" for side, names in sides if names
+        ]
+        shapes = {
+            name: [tuple(one[name].shape) for one in (weights, wanted)] for name in wanted.keys() & weights.keys()
+        }
+        said += [
+            f"{name} is {one} in the file, {own} in the network" for name, (one, own) in shapes.items() if one != own
+        ]
+        raise BadInput(f"{path.name} does not match the network: {'; '.join(said[:3])}") from error
 
 
 def convert_checkpoint(path: Path, *, trust: bool = False) -> Path:

@@ -114,7 +114,7 @@ class Module(FileBackbone):
     network: nn.Module = field(repr=False)
     classes: int
     dimensions: int  # dimensions of the convolutions: 2 or 3
-    name: str = "module"
+    name: str = ""  # default: class of the network
     head: str = "softmax"
     intensity: str | Scaling = "zscore"  # name in INTENSITIES, or a function of the image (channel, *space)
     multiple: int = 1  # sides are padded to a multiple of this (32 for five halvings)
@@ -128,6 +128,7 @@ class Module(FileBackbone):
     bare: bool = False  # made of a network alone, whose caller scales the arrays
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "name", self.name or type(self.network).__name__)
         if not callable(self.intensity):
             Registry("intensity", INTENSITIES)[self.intensity]
         if self.dimensions not in (2, 3):
@@ -231,7 +232,7 @@ def of_network(network: nn.Module, *, name: str = "", **options: Any) -> Module:
         options.setdefault("dimensions", CONVOLUTIONS.get(type(found[0]), 2))
         options.setdefault("classes", int(found[-1].out_channels))
         options.setdefault("expects", Expectation(channels=int(found[0].in_channels)))
-    return Module(network, name=name or type(network).__name__, **options)
+    return Module(network, name=name, **options)
 
 
 def as_backbone(network: Backbone | nn.Module) -> Backbone:

@@ -13,6 +13,7 @@ interface, :class:`Proposer`:
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import re
 from collections.abc import Callable, Sequence
@@ -20,7 +21,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from casewise.archive.layout import measure_words
-from casewise.core.errors import BadInput
+from casewise.core.errors import BadInput, UnknownName
 from casewise.core.records import Binding, Case, check_ladder
 from casewise.core.registry import from_address
 
@@ -123,9 +124,16 @@ def method_of(objective: Any) -> AnyMethod | None:
     """Return the objective if it is a function (network, image); None for every other objective."""
     found = objective
     if isinstance(objective, str):
-        if ":" not in objective or objective.partition(":")[0] in FORWARD_ONLY:
+        kind, colon, rest = objective.partition(":")
+        if not colon or kind in FORWARD_ONLY:
             return None
-        found = from_address(objective, "objective")
+        try:
+            found = from_address(objective, "objective")
+        except BadInput as error:
+            close = difflib.get_close_matches(kind.lower(), FORWARD_ONLY, n=1, cutoff=0.7)
+            if close and isinstance(error.__cause__, ImportError) and error.__cause__.name in (kind, None):
+                raise UnknownName(f"no method is called '{objective}'. Did you mean '{close[0]}:{rest}'?") from error
+            raise
     from casewise.adapt.objective import Objective, required_arguments
 
     if inspect.isclass(found) or not callable(found) or isinstance(found, Objective):
