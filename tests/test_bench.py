@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import casewise
+from casewise.adapt.backbones.module import Module
 from casewise.adapt.networks import PlainUNet
 from casewise.adapt.snapshot import fingerprint
 from casewise.archive.store import open_archive
@@ -121,6 +122,39 @@ def test_patients_can_be_named_for_calibration(network: nn.Module) -> None:
     assert all(one["promise"] is None for one in made.result["methods"])
 
 
+def test_two_processes_make_the_masks_of_one(network: nn.Module) -> None:
+    images, labels, patients = cases(8)
+    inner = lambda network, image: [network(image).argmax(1)]  # noqa: E731  # no other process can read it
+    tables = [
+        casewise.bench(
+            network, images, labels, methods={"own": brighter, "inner": inner} if jobs is None else {"own": brighter},
+            policies="m0", patients=patients, share=0.5, loss=None, adaptation=TWO_STEPS, jobs=jobs,
+        ).cases.set_index(["method", "case"])["metric"]
+        for jobs in (None, 2)
+    ]  # fmt: skip
+    assert tables[0][tables[1].index].equals(tables[1])
+    casewise.bench(
+        network, images, labels, methods=inner, policies="m0", patients=patients, share=0.5, loss=None, jobs=2
+    )
+
+
+def test_an_unnamed_network_is_called_by_its_class(network: nn.Module) -> None:
+    assert Module(network, classes=2, dimensions=2).name == "PlainUNet"
+    assert Module(network, classes=2, dimensions=2, name="mine").name == "mine"
+
+
+def test_policies_keep_m0_where_no_method_changes_anything(network: nn.Module) -> None:
+    images, labels, patients = cases(24)
+    made = casewise.bench(
+        network, images, labels, methods={"same": lambda network, image: [network(image).argmax(1)] * 2},
+        policies="default", patients=patients, share=0.5, loss=None,
+    )  # fmt: skip
+    assert not made.result["refused"]
+    row = made.table.set_index("method").loc["same: default"]
+    assert (row["gain"], row["policy"]) == (0, "m0")
+    assert "default (took m0)" in made.summary()
+
+
 def _float_masks(network: nn.Module, image: Tensor) -> list[Tensor]:
     return [network(image)]
 
@@ -150,6 +184,11 @@ def _another_class(network: nn.Module, image: Tensor) -> list[Tensor]:
         (_nothing, "returned NoneType"),
         (_another_class, "classes 0 to"),
         ("tnt", "'tent'"),
+        ("view:photo", "no method is called 'view:photo'. Did you mean 'views:photo'"),
+        ("best=Views:gamma(1.4)", r"Did you mean 'views:gamma\(1.4\)'"),
+        ("tune:1", "Did you mean 'tuned:1'"),
+        ("member:/models/a", "Did you mean 'members:/models/a'"),
+        ("mine:adapt", "No module named 'mine'"),
         (3, "a method must be"),
     ],
 )

@@ -202,8 +202,8 @@ def bench(
         adaptation: Options of the methods, such as ``Adaptation(steps=2)``.
         out: Folder for recordings, tables and the page. The same call resumes an interrupted run. Default: a temporary
             folder for the recordings; call ``save`` for the rest.
-        jobs: Processes, or an engine such as Ray. Default: one for each core; one in all for a network in memory, a
-            method of the script itself, and a stream.
+        jobs: Processes, or an engine such as Ray. Default: one for each core; this process for a network in memory and
+            for a stream. A method that the script itself defines always runs in this process.
         on_progress: Called with the name of a step, the parts that are done, and all parts.
         on_warning: Called with sentences about single cases.
 
@@ -340,10 +340,12 @@ def _recorded(
     work = RecordCase(model, proposers, {one.id: one.case for one in cases}, labels=labels)
     if jobs is None:
         stream = any(how.reset == "stream" for how in proposers.values())
-        jobs = 1 if stream or not isinstance(model, Model) or needs_script(work) else cores()
+        jobs = 1 if stream or not isinstance(model, Model) else cores()
+    if isinstance(jobs, int):
+        jobs = LocalEngine(1 if jobs > 1 and needs_script(work) else jobs)
     told: OnProgress = on_progress or (lambda step, done, total: None)
     archive = record_all(
-        work, LocalEngine(jobs) if isinstance(jobs, int) else jobs, path, metric=metric, on_warning=on_warning,
+        work, jobs, path, metric=metric, on_warning=on_warning,
         on_case=lambda done: told(f"record {path.name}", done, len(cases)), **facts,
     )  # fmt: skip
     return check_cases(archive, [one.id for one in cases], tuple(proposers))

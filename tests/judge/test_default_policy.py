@@ -75,6 +75,25 @@ def test_where_thirds_are_no_thirds_the_fallback_is_routed_on(tmp_path):
     assert any("largest are uneven here; the router uses delta" in line for line in policy.preflight["concerns"])
 
 
+def test_where_nothing_changes_every_case_keeps_m0_and_the_policy_says_so(tmp_path):
+    """Neither the coordinate nor its fallback has any spread."""
+    archive = create_archive(tmp_path / "a", binding=SYNTHETIC, steps=2, configuration={})
+    mask = np.eye(8, dtype=np.uint8)
+    for number in range(8):
+        signals = ({"delta": 0.0, "largest": 0.0},) * 3
+        archive.add(Case(f"c{number}", np.empty((1, 0))), Trajectory(f"c{number}", (mask,) * 3, signals), mask)
+    policy = calibrate(archive)
+    assert (policy.name, policy.controller) == ("default", "m0")
+    again = read_policy(write_policy(tmp_path / "policy.json", policy))
+    assert {decision.state.step for decision in casewise.replay(archive, again)} == {0}
+    said = "\n".join(in_words(policy))
+    assert "every case keeps M0: delta is 0 on all 8 calibration cases" in said
+    assert "no labels" not in said
+    assert "unknown" not in said
+    with pytest.raises(casewise.core.errors.DegenerateStatistic, match="delta is 0"):
+        calibrate(archive, coordinate="delta")
+
+
 def test_a_coordinate_that_the_user_names_has_no_fallback(tmp_path):
     archive = hurting(tmp_path / "a", largest=lambda number: 1 + (number == 7), worse=False)
     with pytest.raises(casewise.core.errors.DegenerateStatistic, match="largest"):

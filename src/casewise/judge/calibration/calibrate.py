@@ -14,7 +14,7 @@ import pandas as pd
 
 from casewise.archive.store import Archive, as_archive
 from casewise.core.durable import text_sha256
-from casewise.core.errors import BadInput, CasewiseWarning, Overlap, TooFewCases
+from casewise.core.errors import BadInput, CasewiseWarning, DegenerateStatistic, Overlap, TooFewCases
 from casewise.core.records import CALIBRATION, EVALUATION, Policy
 from casewise.core.text import pluralize
 from casewise.data.splits import check_disjoint, cluster_of, clusters_of
@@ -179,7 +179,15 @@ def calibrate(
         )
         raise BadInput(f"policy {design.name!r} {why}")
     if kind.fitted_by == "cuts":
-        fitted, examined = _routed(holdout, options, mode, convention)
+        try:
+            fitted, examined = _routed(holdout, options, mode, convention)
+        except DegenerateStatistic as error:
+            if design.name != "default" or coordinate is not None:
+                raise
+            m0 = replace(READY["m0"], name=design.name)
+            kept = calibrate(holdout, m0, source_metric=source_metric, flag_below=flag_below, confidence=confidence)
+            said = [f"every case keeps M0: {error}", *([unflagged] if unflagged else []), *kept.preflight["concerns"]]
+            return replace(kept, exposures=(), preflight={**kept.preflight, "concerns": said})
     elif kind.fitted_by == "budget":
         fitted["options"] = {"step": budget(frame, budget_rule)}
         examined = {"budget_rule": budget_rule}

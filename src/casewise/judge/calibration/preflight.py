@@ -151,7 +151,7 @@ def concerns(found: Mapping[str, Any]) -> list[str]:
         )
     elif kept["go"] is False:
         said.append(f"NO-GO: {counted}")
-    if kept["go"] is None:
+    if not found["labelled"]:
         said.append("there are no labels, so it is unknown whether the retained cases were helped or hurt")
     if not kept["kept"]:
         said.append("every calibration case rolls back: this policy deploys M0 only")
@@ -288,7 +288,8 @@ def _common_lines(found: Mapping[str, Any]) -> Iterator[str]:
             f"{kept['hurt']} hurt, {kept['unchanged']} unchanged by labels: {'GO' if kept['go'] else 'NO-GO'}"
         )
     else:
-        yield f"retained {kept['kept']}, rolled back {kept['rolled_back']}; helped and hurt are unknown without labels"
+        unknown = "" if found["labelled"] else "; helped and hurt are unknown without labels"
+        yield f"retained {kept['kept']}, rolled back {kept['rolled_back']}{unknown}"
     ladder = found["ladder"]
     if "ha" in ladder:
         dips = "dips before it rises" if ladder["dips_before_it_rises"] else "does not dip before it rises"
