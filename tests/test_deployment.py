@@ -411,6 +411,11 @@ def test_a_policy_of_another_rate_steps_or_model_is_refused(case: Case) -> None:
         Deployment(MODEL, policy, {"": replace(PLAIN, learning_rate=0.1)}).check()
     with pytest.raises(Mismatch, match="fitted on another model"):
         Deployment(MODEL, replace(policy, binding=replace(binding, model="another")), {"": PLAIN}).check()
+    other = replace(policy, binding=replace(binding, loader="scaled to 0..1"))
+    with pytest.raises(
+        Mismatch, match=r"another loader \(loader: fitted on 'scaled to 0\.\.1', used with '.*calibrate"
+    ):
+        Deployment(MODEL, other, {"": PLAIN}).check()
 
 
 @dataclass(frozen=True)

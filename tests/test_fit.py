@@ -100,6 +100,20 @@ def test_a_deployment_is_saved_and_loaded(fitted, tmp_path):
         casewise.load(tmp_path / "copy", model=model)
 
 
+def test_the_line_that_fit_prints_for_a_network_in_memory_runs(tmp_path):
+    images, labels = hearts(6)
+    network = phantom_cardiac().network
+    with pytest.raises(BadInput, match="got phantom_cardiac; call it to get the network"):
+        casewise.fit(phantom_cardiac, images, labels)
+    with pytest.raises(BadInput, match="call it to get the network"):
+        casewise.fit(type(network), images, labels)
+    made = casewise.fit(network, images, labels, out=tmp_path / "fitted", views="light", learn=False)
+    printed = next(line for line in made.summary().splitlines() if "casewise.load(" in line)
+    names = {"casewise": casewise, "network": network, "image": images[0]}
+    result = eval(printed[printed.index("casewise.load(") :], names)
+    assert np.array_equal(result.mask, made.predict(images[0]).mask)
+
+
 def test_the_same_call_resumes_and_another_is_refused(fitted):
     model, deployment, out, _ = fitted
     images, labels = hearts(6)
