@@ -35,18 +35,12 @@ def write_case(path: Path, case: Case, trajectory: Trajectory, label: Mask | Non
     if label is not None:
         files[layout.LABEL] = packed(layout.encode_masks([label]))
     entry = Entry(
-        id=case.id,
-        shape=tuple(masks[State(0)].shape),
-        group=case.group,
-        cluster=case.cluster,
-        split=case.split,
+        id=case.id, shape=tuple(masks[State(0)].shape), group=case.group, cluster=case.cluster, split=case.split,
         spacing_mm=None if case.spacing_mm is None else tuple(float(x) for x in case.spacing_mm),
-        labelled=label is not None,
-        label_sha256=None if label is None else layout.mask_sha256(label),
-        input_sha256=layout.image_sha256(case.image),
-        appearance=dict(trajectory.appearance),
+        labelled=label is not None, label_sha256=None if label is None else layout.mask_sha256(label),
+        input_sha256=layout.image_sha256(case.image), appearance=dict(trajectory.appearance),
         **_produced(trajectory, masks, files),
-    )
+    )  # fmt: skip
     return _written(path, entry, files)
 
 

@@ -38,18 +38,11 @@ def bench_page(result: Mapping[str, Any], made: Table, notes: Sequence[str]) -> 
         figure = draw_changes(drawn, metric=metric)
         picture = page_svg(svg_text(figure, id="changes"), title="Change of each case by method")
     return render_page(
-        "bench.html.j2",
-        result=result,
-        headline=_headline(methods, metric),
-        table=made,
-        notes=notes,
-        metric=metric,
-        picture=Markup(picture),
-        size=f"{pluralize(len(result['evaluation']), 'evaluation case')}, "
+        "bench.html.j2", result=result, headline=_headline(methods, metric), table=made, notes=notes, metric=metric,
+        picture=Markup(picture), size=f"{pluralize(len(result['evaluation']), 'evaluation case')}, "
         f"{pluralize(len(result['calibration']), 'calibration case')}",
-        unit=UNIT[0],
-        left_out=len(methods) - len(frames),
-    )
+        unit=UNIT[0], left_out=len(methods) - len(frames),
+    )  # fmt: skip
 
 
 def _headline(methods: Sequence[Mapping[str, Any]], metric: str) -> str:

@@ -197,21 +197,17 @@ def load_weights(network: nn.Module, path: Path, *, trust: bool = False) -> None
     for prefix in [name.removesuffix(first) for name in weights if name.endswith(f".{first}")]:
         if weights.keys() == {prefix + name for name in wanted}:  # such as "model." or "net." of PyTorch Lightning
             weights = {name: weights[prefix + name] for name in wanted}
-            break
     try:
         network.load_state_dict(weights)
     except RuntimeError as error:
-        sides = (("the network", wanted.keys() - weights.keys()), (path.name, weights.keys() - wanted.keys()))
-        said = [
-            f"{pluralize(len(names), 'weight')} only in {side}, such as {min(names)}" for side, names in sides if names
-        ]
-        shapes = {
-            name: [tuple(one[name].shape) for one in (weights, wanted)] for name in wanted.keys() & weights.keys()
+        both = wanted.keys() & weights.keys()
+        groups = {
+            "missing in the file": wanted.keys() - weights.keys(),
+            "unknown to the network": weights.keys() - wanted.keys(),
+            "of another shape": {name for name in both if wanted[name].shape != weights[name].shape},
         }
-        said += [
-            f"{name} is {one} in the file, {own} in the network" for name, (one, own) in shapes.items() if one != own
-        ]
-        raise BadInput(f"{path.name} does not match the network: {'; '.join(said[:3])}") from error
+        said = [f"{pluralize(len(one), 'weight')} {what}, such as {min(one)}" for what, one in groups.items() if one]
+        raise BadInput(f"{path.name} does not match the network: {'; '.join(said)}") from error
 
 
 def convert_checkpoint(path: Path, *, trust: bool = False) -> Path:

@@ -121,17 +121,11 @@ def calibrate(
     design = design_of(design) if isinstance(design, str) else design
     holdout = _holdout(as_archive(archive, ladders))
     unfitted = replace(
-        design,
-        steps=holdout.steps,
-        binding=holdout.binding,
-        ladder=holdout.ladder_name or "",
+        design, steps=holdout.steps, binding=holdout.binding, ladder=holdout.ladder_name or "",
         adaptation={} if holdout.joined else holdout.configuration.get("adaptation") or {},
-        appearance=_appearance(holdout),
-        calibration_id=calibration_id(holdout),
-        calibration_cases=(),
-        calibration_clusters=(),
-        calibration_inputs=(),
-    )
+        appearance=_appearance(holdout), calibration_id=calibration_id(holdout), calibration_cases=(),
+        calibration_clusters=(), calibration_inputs=(),
+    )  # fmt: skip
     design = fitted_on(unfitted, holdout.entries.values())
     unflagged = None if flag_below is None else too_few_for_flags(holdout, confidence)
     flag_below = None if unflagged else flag_below
@@ -146,17 +140,9 @@ def calibrate(
                 f"{', '.join(name for name, given in unread.items() if given)}; leave it out"
             )
         return _among_candidates(
-            holdout,
-            design,
-            consensus=consensus,
-            allowed_hurt=allowed_hurt,
-            fixed=fixed,
-            flag_below=flag_below,
-            at=confidence,
-            progress=progress,
-            on_compared=on_compared,
-            unflagged=unflagged,
-        )
+            holdout, design, consensus=consensus, allowed_hurt=allowed_hurt, fixed=fixed, flag_below=flag_below,
+            at=confidence, progress=progress, on_compared=on_compared, unflagged=unflagged,
+        )  # fmt: skip
     able = ", ".join(name for name, one in READY.items() if among_candidates(one))
     if holdout.joined:
         raise BadInput(

@@ -130,15 +130,8 @@ def _summary(found: Regions, worse: Integers, *, made_wrong: int, spacing: Float
     counted = {sign: int(scored[np.sign(worse) == sign].sum()) for sign in (-1, 0, 1)}
     whole = area or 1  # D empty: every share is 0 (B6)
     return Harm(
-        ha=counted[1] / whole,
-        ba=counted[-1] / whole,
-        neutral_scored=counted[0] / whole,
-        unscored=(area - sum(counted.values())) / whole,
-        regions=int(found.kept.sum()),
-        delta=area / math.prod(found.shape),
-        area=area,
-        voxel_harm=made_wrong / whole,
-        found=found,
-        worse=worse,
+        ha=counted[1] / whole, ba=counted[-1] / whole, neutral_scored=counted[0] / whole,
+        unscored=(area - sum(counted.values())) / whole, regions=int(found.kept.sum()),
+        delta=area / math.prod(found.shape), area=area, voxel_harm=made_wrong / whole, found=found, worse=worse,
         spacing=spacing,
-    )
+    )  # fmt: skip
