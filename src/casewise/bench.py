@@ -42,6 +42,7 @@ from casewise.study.benchmark import (
     split_archive,
     split_cohort,
 )
+from casewise.study.statistics.resample import FEWEST
 
 PAGE, TABLE_CSV, TABLE_TEX, POLICIES = "bench.html", "tables/bench.csv", "tables/bench.tex", "policies"
 METHODS, DESIGNS = ("views:light",), ("default",)  # methods that are compared by default
@@ -108,7 +109,7 @@ class BenchResult:
         """Return notes for the reader of the table, one sentence each."""
         result = self.result
         lines = [f"Policies were fitted on {len(result['calibration'])} calibration cases."]
-        if result["methods"][0]["scores"]["low"] is None:
+        if result["methods"][0]["scores"]["clusters"] < FEWEST:
             lines.append(f"There are fewer than five {UNIT[1]}, so no interval is given.")
         if result["oracle"] is not None:
             lines.append(f"Best recorded candidate of each case (needs labels): {result['oracle']:+.4f}.")
