@@ -143,7 +143,7 @@ def test_an_unnamed_network_is_called_by_its_class(network: nn.Module) -> None:
     assert Module(network, classes=2, dimensions=2, name="mine").name == "mine"
 
 
-def test_policies_keep_m0_where_no_method_changes_anything(network: nn.Module) -> None:
+def test_policies_keep_m0_where_no_method_changes_anything(network: nn.Module, tmp_path: Path) -> None:
     images, labels, _ = cases(24)
     patients = [f"p{at}" for at in range(24)]
     made = casewise.bench(
@@ -151,6 +151,7 @@ def test_policies_keep_m0_where_no_method_changes_anything(network: nn.Module) -
         policies="default", patients=patients, share=0.5, loss=None,
     )  # fmt: skip
     assert not made.result["refused"]
+    assert "No method has a higher mean Dice than M0." in made.save(tmp_path).read_text()
     assert "fewer than five" not in made.summary(), "twelve patients; equal values have no interval for another reason"
     row = made.table.set_index("method").loc["same: default"]
     assert (row["gain"], row["policy"]) == (0, "m0")

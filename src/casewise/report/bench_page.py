@@ -52,6 +52,8 @@ def _headline(methods: Sequence[Mapping[str, Any]], metric: str) -> str:
         return f"No method has a defined {metric}."
     best = max(known, key=lambda one: float(one["scores"]["gain"]))
     scores = best["scores"]
+    if scores["gain"] <= 0:
+        return f"No method has a higher mean {metric} than M0."
     counts = f"{scores['helped']} cases helped, {scores['hurt']} hurt"
     if scores["low"] is None:
         gain = number(scores["gain"], 4, signed=True)

@@ -66,15 +66,9 @@ def episode_of(case: PreparedCase, network: Backbone | nn.Module, how: Adaptatio
         with evaluating(own):
             predict = case.source.first(predict)
     return Episode(
-        own,
-        case.prepared.inputs,
-        how,
-        case_id=case.case.id,
-        forward=case.prepared.forward,
-        predict=predict,
-        head=None if isinstance(network, nn.Module) else network.head,
-        before_forward=case.before_forward,
-    )
+        own, case.prepared.inputs, how, case_id=case.case.id, forward=case.prepared.forward, predict=predict,
+        head=None if isinstance(network, nn.Module) else network.head, before_forward=case.before_forward,
+    )  # fmt: skip
 
 
 def _has_plain_fields(objective: Any) -> bool:
