@@ -76,7 +76,7 @@ def cotta(net, images, source):
 def test_a_stream_by_name_makes_the_masks_of_one_loop(name, loop, tmp_path):
     net, images = network(), pictures()
     with torch.no_grad():
-        net[-1].weight.mul_(4)  # sure enough for the margin of EATA
+        net[-1].weight.mul_(10)  # sure enough for the margin of EATA
     how = Adaptation(name, RATE, steps=STEPS, reset="stream", min_area=1)
     cases = {f"c{k}": Case(f"c{k}", image[0].numpy()) for k, image in enumerate(images)}
     made = record_all(RecordCase(as_backbone(net), {"": how}, cases), LocalEngine(), tmp_path)
