@@ -18,8 +18,9 @@ import pytest
 
 from casewise.archive.layout import decode_masks, encode_masks, packed, unpacked
 from casewise.cli import DISK
-from casewise.core.errors import DamagedArchive, UnsafeInput
+from casewise.core.errors import BadInput, DamagedArchive, UnsafeInput
 from casewise.core.formats import npy_array, read_npy
+from casewise.core.json_records import read_json
 
 MODEL = "casewise.adapt.networks:phantom_cardiac"
 
@@ -43,6 +44,14 @@ def test_an_npy_that_claims_more_than_it_holds_is_refused_before_memory_is_asked
         archive.writestr("labels.npy", claiming(count))
     with pytest.raises(UnsafeInput, match=r"labels\.npy claims"):
         unpacked(tmp_path / "a.npz")
+
+
+def test_a_record_of_100_mb_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    """A list of 20,000 cases with ten ladders each has 21 MB."""
+    with (tmp_path / "policy.json").open("wb") as file:
+        file.truncate(100 * 2**20)  # it takes no space on the disk
+    with pytest.raises(BadInput, match="is 100 MB; it may have at most 32 MB"):
+        read_json(tmp_path / "policy.json")
 
 
 def test_an_honest_npy_is_read(tmp_path: Path) -> None:
@@ -107,7 +116,9 @@ durable.os.replace = full
 """
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, pytest.param(errno.EACCES, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "number", [errno.ENOSPC, *(pytest.param(one, marks=pytest.mark.slow) for one in (errno.EACCES, errno.EFBIG))]
+)
 def test_a_full_or_locked_disk_is_one_sentence_and_the_run_continues_from_there(number: int, tmp_path: Path) -> None:
     scans(tmp_path)
     done = typed(*words(tmp_path, tmp_path / "out", "--set", "overlays=false"), before=FULL.format(number=number))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -78,10 +79,19 @@ def test_sites_that_name_their_cases_alike_do_not_collide(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("command", ["predict", "record"])
-def test_a_link_to_a_missing_file_fails_alone(command: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("what", ["link to a missing file", "pipe", "folder"])
+def test_a_link_to_a_missing_file_and_a_pipe_and_a_folder_fail_alone(command: str, what: str, tmp_path: Path) -> None:
     scan(tmp_path / "images" / "good.nii.gz")
-    (tmp_path / "images" / "link.nii.gz").symlink_to(tmp_path / "elsewhere" / "gone.nii.gz")
-    said = "link.nii.gz is a link to a missing file"
+    link = tmp_path / "images" / "link.nii.gz"
+    if what == "pipe":
+        os.mkfifo(link)  # opening it would wait for ever
+    elif what == "folder":
+        link.mkdir()
+    else:
+        link.symlink_to(tmp_path / "elsewhere" / "gone.nii.gz")
+    said = f"link.nii.gz is a {what}"
+    if what == "pipe":
+        said = "link.nii.gz is a folder, a pipe or a socket"
     if command == "record":
         app = importlib.import_module("casewise.cli.record").app
         words = ["-i", tmp_path / "images", "-o", tmp_path / "archive", "-m", MODEL, "--steps", 1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 import sys
 from contextlib import nullcontext
@@ -218,3 +219,71 @@ def test_features_beside_the_logits_are_not_taken_for_them(image):
         guard(Case("a", image), network, FixedK(1), "tent", steps=1)
     made = guard(Case("a", image), of_network(network, classes=4), FixedK(1), "tent", steps=1)
     assert made.mask.max() < 4
+
+
+SETTINGS = {
+    "dtype": (torch.get_default_dtype, lambda: torch.set_default_dtype(torch.float64)),
+    "device": (torch.get_default_device, lambda: torch.set_default_device("meta")),
+    "threads": (torch.get_num_threads, lambda: torch.set_num_threads(torch.get_num_threads() + 1)),
+    "precision": (torch.get_float32_matmul_precision, lambda: torch.set_float32_matmul_precision("medium")),
+    "deterministic": (torch.get_deterministic_debug_mode, lambda: torch.use_deterministic_algorithms(True)),
+    "gradients": (torch.is_grad_enabled, lambda: torch.set_grad_enabled(False)),
+    "anomaly": (torch.is_anomaly_enabled, lambda: torch.autograd.set_detect_anomaly(True)),
+    "kernels": (lambda: torch.backends.mkldnn.enabled, lambda: setattr(torch.backends.mkldnn, "enabled", False)),
+    "torch's random numbers": (lambda: torch.get_rng_state().tolist(), lambda: torch.manual_seed(7)),
+    "NumPy's random numbers": (lambda: str(np.random.get_state()), lambda: np.random.seed(7)),
+    "Python's random numbers": (random.getstate, lambda: random.seed(7)),
+    "NumPy's errors": (np.geterr, lambda: np.seterr(all="raise")),
+    "hooks of all modules": (
+        lambda: len(nn.modules.module._global_forward_hooks),
+        lambda: nn.modules.module.register_module_forward_hook(lambda *found: -found[-1]),
+    ),
+}
+
+
+@pytest.mark.parametrize("error", [None, ValueError("on top")])
+@pytest.mark.parametrize("name", SETTINGS)
+def test_settings_of_the_process_are_given_back(network, image, name, error):
+    read, change = SETTINGS[name]
+    before, mask = read(), m0(network, image)
+
+    class Changing(Tent):
+        def begin(self, subject):
+            update = super().begin(subject)
+
+            def changed():
+                done = update()
+                change()
+                if error is not None:
+                    raise error
+                return done
+
+            return changed
+
+    with nullcontext() if error is None else pytest.raises(ValueError, match="on top"):
+        guard(Case("a", image), network, FixedK(1), Changing(), steps=1)
+    assert read() == before
+    assert np.array_equal(m0(network, image), mask)
+
+
+class Negated(nn.Conv2d):
+    def forward(self, given):
+        return -super().forward(given)
+
+
+@pytest.mark.parametrize("how", ["class", "forward"])
+def test_a_layer_that_computes_something_else_is_reported_and_put_back(network, image, how):
+    mask, head = m0(network, image), type(network.head)
+
+    class Changing(Tent):
+        def begin(self, subject):
+            if how == "class":
+                subject.network.head.__class__ = Negated
+            else:
+                subject.network.head.forward = lambda given: -head.forward(subject.network.head, given)
+            return super().begin(subject)
+
+    with pytest.raises(MovedUnselected, match=rf"head\.{how}"):
+        guard(Case("a", image), network, FixedK(1), Changing(), steps=1)
+    assert type(network.head) is head
+    assert np.array_equal(m0(network, image), mask)

@@ -429,6 +429,14 @@ def test_masks_of_a_named_ladder_are_controlled_like_an_archive_of_its_own(world
         done = call("qc", worlds / f"{kind}-calibration", "-o", tmp_path / kind, *more)
         assert done.exit_code == 0, done.output
     assert (tmp_path / "one" / "qc.csv").read_text() == (tmp_path / "two" / "qc.csv").read_text()
+    views = [name for name in open_archive(worlds / "two-calibration").ladders if name != "tent"]
+    every = [word for name in (*views, "tent") for word in ("--ladder", name)]
+    assert call("qc", worlds / "two-calibration", "-o", tmp_path / "all", *every).exit_code == 0
+    found = {
+        kind: pd.read_csv(tmp_path / kind / "qc.csv").set_index("case")["agreement_all"] for kind in ("one", "all")
+    }
+    assert found["all"].notna().all()
+    assert set(found["all"]) != set(found["one"])  # every candidate of both ladders has a vote, M0 one
 
 
 def test_a_policy_of_one_ladder_is_watched_like_that_of_an_archive_of_its_own(worlds: Path, tmp_path: Path) -> None:

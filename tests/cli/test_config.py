@@ -67,6 +67,18 @@ def test_a_file_cannot_trust_and_a_found_file_cannot_name_code(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
+    ("key", "hint"),
+    [("flag-belo", " Did you mean 'flag-below'?"), ("verbos", " Did you mean 'verbose'?"), ("updates", "")],
+)
+def test_a_suggestion_is_close_and_may_be_an_option_or_a_setting(tmp_path: Path, key: str, hint: str) -> None:
+    """No name is better than one that only shares some letters: 'flag-belo' got 'labels'."""
+    words = ("fit", "-i", "in", "-l", "labels", "-o", "out", "-m", "nothing")
+    assert f"is called '{key}'.{hint} Known:" in casewise(*words, "--set", f"{key}=1", at=tmp_path).stderr
+    (tmp_path / "casewise.toml").write_text(f"[fit]\n{key} = 1\n")
+    assert f"is called '{key}'.{hint} Known:" in casewise(*words, at=tmp_path).stderr
+
+
+@pytest.mark.parametrize(
     ("typed", "place", "wanted"), [("casewise pre", "1", "predict"), ("casewise predict --pol", "2", "--policy")]
 )
 def test_the_shell_completes_commands_and_options(tmp_path: Path, typed: str, place: str, wanted: str) -> None:

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -65,7 +67,7 @@ def restored(network: nn.Module, changing: Collection[str] | None = None) -> Ite
     found = {name: _Held(tensor) for name, tensor in tensors.items()}
     structure = structure_of(network)
     replaced: list[str] = []
-    with _random_state():
+    with _process_state():
         try:
             yield
         finally:
@@ -159,15 +161,13 @@ class _Held:
         tensor.grad = self.grad
         for name, (value, content) in self.hooks.items():
             if value is not None and content is not None and value != content:
-                value.clear()
-                value.update(content)
+                _refill(value, content)
             added = getattr(tensor, name)
             if added is not value:
                 added.clear()  # torch calls the hooks in this object even if the attribute was replaced
                 setattr(tensor, name, value)
         if tensor.__dict__ != self.attributes:
-            tensor.__dict__.clear()
-            tensor.__dict__.update(self.attributes)
+            _refill(tensor.__dict__, self.attributes)
         return moved
 
 
@@ -197,7 +197,7 @@ class _Structure:
     """Everything in a module's ``__dict__``: dictionaries such as hooks and buffers, tensors in plain attributes."""
 
     def __init__(self, name: str, module: nn.Module, known: Collection[int]) -> None:
-        self.name, self.module = name, module
+        self.name, self.module, self.kind = name, module, type(module)
         self.plain = dict(module.__dict__)
         self.nested = [(value, value.copy()) for value in self.plain.values() if isinstance(value, dict)]
         own = [value for name, value in self.plain.items() if name not in _OWN]
@@ -212,10 +212,9 @@ class _Structure:
         changed = self._changed()
         for value, content in self.nested:
             if list(value) != list(content) or any(value[key] is not content[key] for key in content):
-                value.clear()
-                value.update(content)
-        self.module.__dict__.clear()
-        self.module.__dict__.update(self.plain)
+                _refill(value, content)
+        self.module.__class__ = self.kind
+        _refill(self.module.__dict__, self.plain)
         for held, content in self.loose:
             if isinstance(held, Tensor):
                 if not _same_bits(held.data, content):
@@ -223,15 +222,15 @@ class _Structure:
             elif isinstance(held, np.ndarray):
                 np.copyto(held, content)
             elif isinstance(held, dict | set):
-                held.clear()
-                held.update(content)
+                _refill(held, content)
             else:
                 held[:] = content
         return changed
 
     def _changed(self) -> list[str]:
         before = {id(value): content for value, content in self.nested}
-        names = []
+        names = ["class"] if type(self.module) is not self.kind else []
+        names += ["forward"] if self.plain.get("forward") is not self.module.__dict__.get("forward") else []
         for kind in ("_parameters", "_modules"):
             there, now = before[id(self.plain[kind])], self.module.__dict__.get(kind, {})
             names += [key for key in {**there, **now} if there.get(key) is not now.get(key)]
@@ -273,14 +272,42 @@ def seed_generators(seed: int) -> None:
     random.seed(seed)
 
 
+def _refill(held: Any, content: Any) -> None:
+    held.clear()
+    held.update(content)
+
+
+_KERNELS = torch.backends.mkldnn
+_SETTINGS_OF_PROCESS: tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...] = (
+    (torch.get_default_dtype, torch.set_default_dtype),
+    (torch.get_default_device, torch.set_default_device),
+    (torch.get_num_threads, torch.set_num_threads),
+    (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
+    (torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
+    (lambda: _KERNELS.enabled, lambda on: setattr(_KERNELS, "enabled", on)),
+    (np.geterr, lambda found: np.seterr(**found)),
+    *(
+        (hooks.copy, partial(_refill, hooks))
+        for hooks in vars(nn.modules.module).values()
+        if type(hooks) is OrderedDict
+    ),
+)
+"""How to read and to set what an objective may change for the whole process; hooks of all modules are among it."""
+
+
 @contextmanager
-def _random_state() -> Iterator[None]:
-    """Return a context that restores the random generators of torch (CPU and CUDA), NumPy and Python."""
+def _process_state() -> Iterator[None]:
+    """Return a context that restores settings of torch and the random generators of torch, NumPy and Python."""
+    settings = [(read, write, read()) for read, write in _SETTINGS_OF_PROCESS]
     states = torch.get_rng_state(), np.random.get_state(), random.getstate()
     devices = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else None
     try:
         yield
     finally:
+        for read, write, value in settings:
+            if read() != value:
+                write(value)
         torch.set_rng_state(states[0])
         np.random.set_state(states[1])
         random.setstate(states[2])

@@ -111,7 +111,7 @@ class Archive:
             return {**first, "binding": asdict(joint_binding(bindings)), "steps": steps}
         if self.ladder_name is None:
             names = ", ".join(repr(name) for name in self.ladders)
-            how = "choose one with --ladder NAME, or several by repeating it; ladders=[NAME, ...] in Python"
+            how = "choose one with --ladder NAME (calibrate, certify, qc: or several); ladders=[NAME, ...] in Python"
             raise BadInput(f"archive {self.path} holds several ladders ({names}); {how}")
         facts: Mapping[str, Any] = self.manifest["ladders"][self.ladder_name] if self.ladder_name else self.manifest
         return facts

@@ -11,6 +11,7 @@ import errno
 import importlib
 import signal
 import sys
+import warnings
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -149,6 +150,7 @@ def main() -> None:
     """
     from casewise.core.errors import CasewiseError
 
+    warnings.formatwarning = _in_one_line  # type: ignore[assignment]
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: workers end, temporary files are removed
     try:
         code = typer.main.get_command(app).main(prog_name="casewise", standalone_mode=False)
@@ -176,6 +178,12 @@ def main() -> None:
     sys.exit(code if isinstance(code, int) else 0)
 
 
+def _in_one_line(message: Any, category: Any, *place: Any, _plain: Any = warnings.formatwarning) -> str:
+    """Show a warning of casewise without the line of its source."""
+    known = category.__module__.startswith("casewise.")
+    return f"{colored(f'! {message}', 'yellow')}\n" if known else _plain(message, category, *place)
+
+
 INTERRUPTED = 130  # the exit code that shells use for Ctrl-C
 
 DISK = {
@@ -187,6 +195,7 @@ DISK = {
     errno.EEXIST: "this is a file, and a folder is needed: choose another place",
     errno.ENOTDIR: "this is a file, and a folder is needed: choose another place",
     errno.EISDIR: "this is a folder, and a file is needed: choose another place",
+    errno.EFBIG: "the file is larger than this account may write: raise its limit",
     errno.ENAMETOOLONG: "this name is too long for the disk: choose a shorter one",
 }
 """Errors of the operating system that a user can correct, in words."""

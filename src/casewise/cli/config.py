@@ -67,7 +67,7 @@ def setting_values(command: str, parameters: Any, pairs: Sequence[str]) -> dict[
     """Values after ``--set NAME=VALUE``: (the name as it was typed, the value) by parameter."""
     spellings = _by_spelling(parameters)
     named = {_plain(one.opts[0]): one for one in parameters if one.hidden}
-    known = Registry(f"setting of casewise {command}", named)
+    known = Registry(f"setting of casewise {command}", named, spellings)
     values: dict[str, tuple[str, Any]] = {}
     for pair in pairs:
         key, equals, text = pair.partition("=")

@@ -128,7 +128,7 @@ def _summary(found: PredictedFolder, deployment: Deployment, images: Path, out: 
     for title, cases in (("Failed, no mask", lost), ("Original mask after an error", [one.case for one in fallen])):
         if cases:
             named = ", ".join(cases[:SHOWN])
-            lines.append(f"{title}: {named}{', ...' if len(cases) > SHOWN else ''}.")
+            lines.append(f"{title}: {named}{f', and {len(cases) - SHOWN} more' if len(cases) > SHOWN else ''}.")
     if found.scores and found.scores[key] == found.scores[key]:
         over = "" if found.scored_cases == len(entries) else f" (over {pluralize(found.scored_cases, 'case')})"
         before = f"{found.scores[f'source_{key}']:.3f}"

@@ -98,7 +98,7 @@ def qc(
     quality: Path = typer.Option(None, help="quality.json of an earlier run on labelled cases of the same model."),
     metric: str = typer.Option("dice", help="Metric that labels are scored with: {metrics}; an archive has its own."),
     ignore: int = typer.Option(None, help="Label of voxels that are left out, such as 255."),
-    ladder: str = typer.Option(None, help="Method to use, if the archive has several."),
+    ladder: list[str] = typer.Option([], help="Method to use, if the archive has several; repeat for several."),
     as_json: bool = AS_JSON,
 ) -> None:
     """Estimate the quality of each mask without its label, from the agreement of several masks of the case.
@@ -116,12 +116,12 @@ def qc(
     from casewise.study.quality_control import archive_opinions, controlled, folder_opinions, quality_rows, read_quality
 
     if len(folders) == 1:
-        from casewise.archive.store import open_archive
+        from casewise.archive.store import as_archive
         from casewise.judge.outcomes import scoring_options
 
         if labels is not None or cases is not None:
             raise BadInput("an archive has its own labels and clusters; leave out --labels and --cases")
-        archive = open_archive(folders[0], ladder=ladder).only_ladder()
+        archive = as_archive(folders[0], ladder)
         scored = scoring_options(archive)
         metric, ignore = scored["metric"], scored["ignore"] if ignore is None else ignore
         found = archive_opinions(archive)

@@ -17,14 +17,17 @@ from casewise.core.errors import BadInput, Mismatch, in_one_line
 from casewise.core.formats import json_text, numbered
 
 Record = TypeVar("Record")
+LARGEST_JSON = 32 * 2**20  # bytes; an archive of 20,000 cases with ten ladders each has a list of 21 MB
 
 
 def read_json(path: Path, remedy: str = "make it again") -> dict[str, Any]:
     """Return the object of a JSON file in UTF-8 or UTF-16, with or without BOM.
 
     Raises:
-        BadInput: If it is not JSON, not an object, or nested too deeply.
+        BadInput: If it is too large, not JSON, not an object, or nested too deeply.
     """
+    if (size := path.stat().st_size) > LARGEST_JSON:
+        raise BadInput(f"{path} is {size / 2**20:.0f} MB; it may have at most {LARGEST_JSON // 2**20} MB; {remedy}")
     try:
         found = json.loads(path.read_bytes())
         _check_depth(found)

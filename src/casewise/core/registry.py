@@ -25,12 +25,13 @@ class Registry(dict[str, Item]):
     casewise.core.errors.UnknownName: no fruit is called 'aple'. Did you mean 'apple'? Known: apple, pear
     """
 
-    def __init__(self, kind: str, items: Mapping[str, Item]) -> None:
+    def __init__(self, kind: str, items: Mapping[str, Item], also: Collection[str] = ()) -> None:
         super().__init__(items)
-        self.kind = kind
+        self.kind, self.also = kind, also
 
     def __missing__(self, name: str) -> Item:
-        close = difflib.get_close_matches(str(name).lower(), self, n=1, cutoff=0.5)
+        near = 0.7 if len(str(name)) > 4 else 0.5  # one letter of a short name weighs more
+        close = difflib.get_close_matches(str(name).lower(), [*self, *self.also], n=1, cutoff=near)
         hint = f" Did you mean '{close[0]}'?" if close else ""
         raise UnknownName(f"no {self.kind} is called '{name}'.{hint} Known: {', '.join(self)}")
 

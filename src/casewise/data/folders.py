@@ -134,9 +134,12 @@ class CaseFiles:
         return cls.called(stem_of(path), (path,))
 
     def checked(self) -> CaseFiles:
-        """Return these files; raise BadInput if one of them is a link to a missing file."""
-        if lost := [path for path in self.images if path.is_symlink() and not path.exists()]:
-            raise BadInput(f"{lost[0].name} is a link to a missing file; fetch the file (git annex get), or remove it")
+        """Return these files; raise BadInput if one is a link to a missing file, a folder, a pipe or a socket."""
+        for path in self.images:
+            if path.exists() and not path.is_file():
+                raise BadInput(f"{path.name} is a folder, a pipe or a socket and not a file; rename or remove it")
+            if path.is_symlink() and not path.exists():
+                raise BadInput(f"{path.name} is a link to a missing file; fetch the file (git annex get), or remove it")
         return self
 
 
@@ -149,15 +152,15 @@ def list_cases(folder: Path, *, ending: str | None = None, broken_links: bool = 
     """List the cases of a folder in sorted order; ``ending`` (nnU-Net's ``file_ending``) selects files by their ending.
 
     A folder whose every file is named ``{CASE}_{XXXX}`` is read the nnU-Net way, any other as one file per case. Hidden
-    files are passed over. Links are followed. A link to a missing file is refused; with ``broken_links`` its case is
-    listed, so that only this case fails (``CaseFiles.checked``).
+    files are passed over. Links are followed. A link to a missing file, and a folder or a pipe that is named like an
+    image, are refused; with ``broken_links`` their cases are listed, so that only these fail (``CaseFiles.checked``).
 
     Raises:
         BadInput: If there is no image, or two files would get one case id.
     """
     if not folder.is_dir():
         raise BadInput(f"{folder} is not a folder; give the folder that holds the images")
-    files = sorted(path for path in folder.iterdir() if _is_entry(path) and _ending(path, ending) and _visible(path))
+    files = sorted(path for path in folder.iterdir() if _ending(path, ending) and _visible(path))
     if not files:
         raise BadInput(f"{folder} has no image that ends in {ending or ', '.join(READABLE)}")
     stems = {path: path.name[: -len(_ending(path, ending) or "")] for path in files}
@@ -182,11 +185,6 @@ def _check_distinct(cases: Iterable[CaseFiles]) -> None:
         other = known.setdefault(case.id, case)
         if other is not case:
             raise BadInput(f"{other.images[0].name} and {case.images[0].name} would both be case {case.id}; rename one")
-
-
-def _is_entry(path: Path) -> bool:
-    """True for a file, and for a link that leads to nothing: an unfetched image is a failed case, not a missing one."""
-    return path.is_file() or (path.is_symlink() and not path.exists())
 
 
 def _visible(path: Path) -> bool:

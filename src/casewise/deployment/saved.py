@@ -132,7 +132,8 @@ def open_deployment(model: Any, policy: str | Path | None = None, **options: Any
         found = load(spec, model=moved, **typed, **_typed_for(model), **options)
         certificate = certificate or found.certificate
     elif policy is None:
-        raise BadInput(NO_POLICY)
+        unfinished = isinstance(spec, (str, Path)) and (Path(spec) / "plan.json").is_file()
+        raise BadInput(f"{spec} is {UNFINISHED}" if unfinished else NO_POLICY)
     elif moved is not None:
         raise BadInput(f"--model-at works only with a deployment, and {spec} is none; leave it out")
     else:
@@ -147,6 +148,7 @@ def open_deployment(model: Any, policy: str | Path | None = None, **options: Any
     return found
 
 
+UNFINISHED = "incomplete: casewise fit was killed or is still running; repeat its command to continue"
 NO_POLICY = (
     "there is no policy that decides between masks. Make a deployment from labelled cases: casewise fit -m MODEL -i "
     "IMAGES -l LABELS -o DEPLOYMENT, then give -m DEPLOYMENT; or pass --policy m0 for the model's own masks"

@@ -18,7 +18,7 @@ from scipy import stats
 from casewise.archive.store import Archive
 from casewise.core.errors import BadInput, CasewiseError, TooFewCases
 from casewise.core.json_records import from_plain, read_json
-from casewise.core.records import SOURCE, Mask
+from casewise.core.records import Mask
 from casewise.core.text import pluralize
 from casewise.data.pairs import Pair, find_pairs, read_pair
 from casewise.judge.calibration.quality import QualityFit, caught_sentence, fit_quality
@@ -89,11 +89,12 @@ def consensus_steps(rungs: Sequence[str]) -> frozenset[int]:
 
 def archive_opinions(archive: Archive) -> Iterator[Opinions]:
     """Read M0 and every candidate of a recorded or imported case that is not made of the others."""
+    views = [archive.ladder(name) for name in archive.joined] or [archive]
     for case_id in archive.ids:
-        entry = archive.entry(case_id)
-        made = consensus_steps(entry.rungs)
-        masks = candidate_masks(archive, case_id)
-        kept = [mask for state, mask in masks.items() if state == SOURCE or state.step not in made]
+        entry, kept = archive.entry(case_id), list[Mask]()
+        for view in views:
+            made = {*consensus_steps(view.entry(case_id).rungs), *([0] if kept else [])}  # M0 once
+            kept += [mask for state, mask in candidate_masks(view, case_id).items() if state.step not in made]
         label = archive.label(case_id) if entry.labelled else None
         yield Opinions(case_id, entry.cluster or case_id, tuple(kept), label, spacing_mm=entry.spacing_mm)
 
