@@ -271,19 +271,15 @@ class Negated(nn.Conv2d):
         return -super().forward(given)
 
 
-@pytest.mark.parametrize("how", ["class", "forward"])
-def test_a_layer_that_computes_something_else_is_reported_and_put_back(network, image, how):
-    mask, head = m0(network, image), type(network.head)
+def test_a_layer_of_another_class_is_reported_and_put_back(network, image):
+    mask, kind = m0(network, image), type(network.head)
 
     class Changing(Tent):
         def begin(self, subject):
-            if how == "class":
-                subject.network.head.__class__ = Negated
-            else:
-                subject.network.head.forward = lambda given: -head.forward(subject.network.head, given)
+            subject.network.head.__class__ = Negated
             return super().begin(subject)
 
-    with pytest.raises(MovedUnselected, match=rf"head\.{how}"):
+    with pytest.raises(MovedUnselected, match=r"head\.class"):
         guard(Case("a", image), network, FixedK(1), Changing(), steps=1)
-    assert type(network.head) is head
+    assert type(network.head) is kind
     assert np.array_equal(m0(network, image), mask)

@@ -230,7 +230,6 @@ class _Structure:
     def _changed(self) -> list[str]:
         before = {id(value): content for value, content in self.nested}
         names = ["class"] if type(self.module) is not self.kind else []
-        names += ["forward"] if self.plain.get("forward") is not self.module.__dict__.get("forward") else []
         for kind in ("_parameters", "_modules"):
             there, now = before[id(self.plain[kind])], self.module.__dict__.get(kind, {})
             names += [key for key in {**there, **now} if there.get(key) is not now.get(key)]
