@@ -7,7 +7,7 @@ on the voxels that differ, whatever the volume around them. All labels go throug
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -21,7 +21,6 @@ from casewise.measure.masks import (
     Flags,
     Floats,
     Integers,
-    bounding_box,
     checked_masks,
     checked_spacing,
     least_voxels,
@@ -29,7 +28,7 @@ from casewise.measure.masks import (
 )  # fmt: skip
 from casewise.measure.metrics.harm import harm
 from casewise.measure.metrics.overlap import VOID, dice_of_counts, miou_of_counts
-from casewise.measure.metrics.surface import hd95, surface_distances
+from casewise.measure.metrics.surface import distances_by_label
 from casewise.measure.pieces import LabelPieces, pieces_of
 from casewise.measure.regions import Regions, changed_voxels, components, regions_of
 from casewise.measure.runs import Runs
@@ -201,8 +200,8 @@ def _labels(pair: MaskPair, *, surfaces: Surfaces) -> tuple[LabelChange, ...]:
             more |= {"ha": float(pair.change.ha[c]), "ba": float(pair.change.ba[c])}
         pieces = {name: counts[c] for name, counts in counted.items()}
         row = LabelChange(c, int(in_old[c]), int(in_new[c]), int(changed[c]), **pieces, **more)
-        rows.append(_with_surfaces(pair, row, surfaces))
-    return tuple(rows)
+        rows.append(row)
+    return tuple(_with_surfaces(pair, rows, surfaces))
 
 
 def _piece_counts(pair: MaskPair) -> dict[str, Integers]:
@@ -254,22 +253,23 @@ def _alone(found: LabelPieces, other: LabelPieces) -> Flags:
     return alone
 
 
-def _with_surfaces(pair: MaskPair, row: LabelChange, surfaces: Surfaces) -> LabelChange:
+def _with_surfaces(pair: MaskPair, rows: Sequence[LabelChange], surfaces: Surfaces) -> Iterator[LabelChange]:
     if surfaces == "none":
-        return row
-    old, new = pair.old[pair.box] == row.label, pair.new[pair.box] == row.label
-    if row.changed:
-        apart = surface_distances(old, new, spacing_mm=pair.spacing)
+        yield from rows
+        return
+    nothing, steps = np.array([NAN]), pair.spacing or (1.0,) * pair.old.ndim
+    moved = distances_by_label(pair.old, pair.new, steps) if pair.changed.size else {}
+    before, after = (
+        {} if surfaces == "moved" or pair.label is None else distances_by_label(mask, pair.label, steps)
+        for mask in (pair.old, pair.new)
+    )
+    for row in rows:
+        apart = moved.get(row.label, nothing) if row.changed else np.array([0.0 if row.voxels_old else NAN])
         row = replace(row, shift_hd95=float(np.percentile(apart, 95)), shift_assd=float(apart.mean()))
-    else:
-        still = 0.0 if row.voxels_old else NAN
-        row = replace(row, shift_hd95=still, shift_assd=still)
-    if surfaces == "moved" or pair.label is None:
-        return row
-    truth = pair.label[pair.box] == row.label
-    before = hd95(old, truth, spacing_mm=pair.spacing)
-    after = hd95(new, truth, spacing_mm=pair.spacing) if row.changed else before
-    return replace(row, hd95_old=before, hd95_new=after)
+        if surfaces == "all" and pair.label is not None:
+            to_label = (float(np.percentile(found.get(row.label, nothing), 95)) for found in (before, after))
+            row = replace(row, **dict(zip(("hd95_old", "hd95_new"), to_label, strict=True)))
+        yield row
 
 
 @dataclass(frozen=True)
@@ -372,12 +372,6 @@ class MaskPair:
     def change(self) -> Change:
         """The regions of the change and of every label's change, judged where there is a label."""
         return _change_of(self)
-
-    @cached_property
-    def box(self) -> tuple[slice, ...]:
-        """The smallest box around the foreground of all masks."""
-        covered = self.old | self.new
-        return bounding_box(covered if self.label is None else covered | self.label)
 
 
 @dataclass(frozen=True, eq=False)
