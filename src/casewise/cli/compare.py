@@ -206,9 +206,10 @@ def _print(outcome: Outcome, out: Path) -> None:
     if summary["unit_spacing"]:
         warn(UNIT_SPACING)
     for kind, count in summary["problems_by_kind"].items():
-        first = next(problem for problem in outcome.problems if problem.kind == kind)
-        allowed = " (allowed)" if first.allowed else ""
-        warn(f"{count} {kind}{allowed}: {first.message}")
+        of = [problem for problem in outcome.problems if problem.kind == kind]
+        others = ", ".join([*(one.case for one in of[1:3]), *([f"{count - 3} more"] if count > 3 else [])])
+        said = f"{of[0].message} (also {others})" if others else of[0].message
+        warn(f"{count} {kind}{' (allowed)' if of[0].allowed else ''}: {said}")
     typer.echo(f"{outcome.verdict}; see {out / 'report.html'}")
 
 

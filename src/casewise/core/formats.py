@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from casewise.core.errors import BadInput, UnsafeInput
+from casewise.core.errors import BadInput, UnsafeInput, in_one_line
 
 _INFINITE = {"inf": math.inf, "-inf": -math.inf}
 
@@ -101,7 +101,8 @@ def read_toml(path: Path, remedy: str) -> tuple[dict[str, Any], str]:
         size = path.stat().st_size
         text = path.read_text(encoding="utf-8") if size <= LARGEST_TOML else ""
     except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"{path} cannot be read ({error}); {remedy}") from None
+        why = "does not exist" if isinstance(error, FileNotFoundError) else f"cannot be read ({in_one_line(error)})"
+        raise BadInput(f"{path} {why}; {remedy}") from None
     if size > LARGEST_TOML:
         raise BadInput(f"{path.name} is {size / 2**20:.1f} MB; it may have at most {LARGEST_TOML // 1024} kB")
     try:

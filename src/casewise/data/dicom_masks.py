@@ -104,11 +104,16 @@ def nifti_folders(
         return list(folders), None, {}
     for stale in (file for name in (*map(str, ours), IMAGES) for file in (keep / name).glob("*.nii.gz")):
         stale.unlink()  # files of an earlier run, perhaps of masks that no longer exist
-    refused: dict[str, str] = {}
-    found = {at: find_mask_objects(folder, refused) for at, folder in ours.items()}
+    headless: dict[Path, str] = {}
+    found = {at: find_mask_objects(folder, headless) for at, folder in ours.items()}
     every = [one for objects in found.values() for one in objects]
     numbers = label_numbers(every)
     ids = _case_ids(every)
+    refused: dict[str, str] = {}
+    for path, why in headless.items():  # under the name of its case, where another file of the case is intact
+        stem, folder = made_case_id(_stem(path)), made_case_id(path.parent.name)
+        own = stem if path.parent in ours.values() else made_case_id(_placed_name(path))
+        refused[next((name for name in (stem, folder) if name in ids.values()), own)] = why
     shown = {} if images is None or not is_dicom_folder(images) else {one.uid: one for one in survey_series(images)[0]}
     for series_uid in dict.fromkeys(one.series_uid for one in every):
         members = {at: [one for one in objects if one.series_uid == series_uid] for at, objects in found.items()}
@@ -145,7 +150,7 @@ def nifti_folders(
     return read, keep / "cases.csv", refused
 
 
-def find_mask_objects(folder: Path, refused: dict[str, str]) -> list[MaskObject]:
+def find_mask_objects(folder: Path, refused: dict[Path, str]) -> list[MaskObject]:
     """Find every SEG and RTSTRUCT below a folder; damaged ones go into ``refused``, other DICOM files are ignored."""
     found = []
     for path in plain_files(folder):
@@ -153,13 +158,17 @@ def find_mask_objects(folder: Path, refused: dict[str, str]) -> list[MaskObject]
             try:
                 found.append(_object(path))
             except BadInput as error:
-                refused[made_case_id(_placed_name(path))] = str(error)
+                refused[path] = str(error)
     return found
 
 
 def _placed_name(path: Path) -> str:
     """Name a file with its folder, because exports give all patients files of one name."""
     return f"{path.parent.name}/{path.name}"
+
+
+def _stem(path: Path) -> str:
+    return re.sub(r"(\.seg|\.rtstruct)?(\.dcm)?$", "", path.name)
 
 
 def _object(path: Path) -> MaskObject:
@@ -214,7 +223,7 @@ def _case_ids(objects: Sequence[MaskObject]) -> dict[str, str]:
 
     Names that are still equal get a part of the hash of the UID.
     """
-    stems = {one.path: re.sub(r"(\.seg|\.rtstruct)?(\.dcm)?$", "", one.path.name) for one in objects}
+    stems = {one.path: _stem(one.path) for one in objects}
     count = Counter(stem for stem, _ in {(stems[one.path], one.series_uid) for one in objects})
     names: dict[str, str] = {}
     for one in objects:

@@ -267,8 +267,8 @@ def _with_surfaces(pair: MaskPair, rows: Sequence[LabelChange], surfaces: Surfac
         apart = moved.get(row.label, nothing) if row.changed else np.array([0.0 if row.voxels_old else NAN])
         row = replace(row, shift_hd95=float(np.percentile(apart, 95)), shift_assd=float(apart.mean()))
         if surfaces == "all" and pair.label is not None:
-            to_label = (float(np.percentile(found.get(row.label, nothing), 95)) for found in (before, after))
-            row = replace(row, **dict(zip(("hd95_old", "hd95_new"), to_label, strict=True)))
+            old, new = (float(np.percentile(found.get(row.label, nothing), 95)) for found in (before, after))
+            row = replace(row, hd95_old=old, hd95_new=new)
         yield row
 
 

@@ -383,10 +383,12 @@ def outcome_of(
         return ComparedCase(intern(line["case"]), found, line["group"], line["cluster"], line["scan"])
 
     compared, problems = [], list(problems)
-    unread = sum(kind == "unreadable" for _, kind, _ in problems)
+    unread = {case_id for case_id, kind, _ in problems if kind == "unreadable"}
     hashes: dict[str, dict[str, str]] = {}
     for at, line in enumerate(lines):  # one by one, because a line is much larger than the numbers that are kept
-        problems += [(line["case"], one["kind"], one["message"]) for one in line["problems"]]
+        told = ("missing", "unlabelled") if line["case"] in unread else ()  # its file is there, and cannot be read
+        problems += [(line["case"], one["kind"], one["message"]) for one in line["problems"] if one["kind"] not in told]
+        unread.discard(line["case"])
         for side, sha256 in (line["sha256"] or {}).items():
             hashes.setdefault(side, {})[line["case"]] = sha256
         if line["comparison"] is not None:
@@ -412,7 +414,7 @@ def outcome_of(
         cohort,
         checks,
         tuple(Problem(kind, case_id, message, kind in allowed) for case_id, kind, message in problems),
-        len(lines) + unread,
+        len(lines) + len(unread),
         names,
         tuple(measured),
         plan,

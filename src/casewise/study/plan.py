@@ -9,6 +9,7 @@ A plan is sealed before the new masks are opened: its sha256 and the date go int
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -150,6 +151,10 @@ def _plan(path: Path, plain: Mapping[str, Any], sha256: str) -> ChangePlan:
     wrong = next((one.name for one in acceptance.criteria if QUANTITIES[one.name].of is None), None)
     if wrong is not None:
         raise BadInput(f"{wrong} is a criterion on a measure; put it under [protocol.criteria.measures.NAME]")
+    data = _texts("protocol.data", protocol.get("data", {}), ("old", "new", "labels"))
+    wrong = next((name for name, value in data.items() if not re.fullmatch("[0-9a-f]{64}", value)), None)
+    if wrong is not None:
+        raise BadInput(f"protocol.data.{wrong} must be a sha256, 64 of 0-9 and a-f, got {data[wrong][:60]!r}")
     plan = ChangePlan(
         path,
         sha256,
@@ -159,7 +164,7 @@ def _plan(path: Path, plain: Mapping[str, Any], sha256: str) -> ChangePlan:
         subgroups,
         measures,
         of_measures,
-        _texts("protocol.data", protocol.get("data", {}), ("old", "new", "labels")),
+        data,
         _texts("description", tables["description"]),
         _texts("impact", tables["impact"]),
     )

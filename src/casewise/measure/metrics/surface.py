@@ -18,7 +18,6 @@ from scipy.spatial.distance import cdist
 from casewise.measure.masks import Floats, Integers, bounding_box, checked_masks, checked_spacing, on_host
 
 NEAR = 4  # voxels of the smallest spacing
-PARTS = (slice(0, 8), slice(8, None))
 
 
 def surface_distances(mask: Any, label: Any, *, spacing_mm: Sequence[float] | None = None) -> Floats:
@@ -43,75 +42,75 @@ def surface_distances(mask: Any, label: Any, *, spacing_mm: Sequence[float] | No
     """
     mask, label = checked_masks(mask=mask, label=label)
     spacing = checked_spacing(spacing_mm, mask.ndim)
-    sides = ((on_host(side) > 0).view(np.uint8) for side in (mask, label))
-    return distances_by_label(*sides, tuple(spacing.tolist())).get(1, np.array([np.nan]))
+    mask, label = ((on_host(side) > 0).view(np.uint8) for side in (mask, label))
+    return distances_by_label(mask, label, tuple(spacing.tolist())).get(1, np.array([np.nan]))
 
 
 def distances_by_label(mask: NDArray[Any], label: NDArray[Any], spacing: tuple[float, ...]) -> dict[int, Floats]:
-    """Return the surface distances of each label that both masks hold; the masks have one unsigned integer type.
-
-    Most surface voxels lie on the other surface or beside it, so the offsets around a voxel are tried first, the
-    nearest before the others, for all labels at once; only voxels farther away are searched for in the whole surface.
-    """
-    around, lengths = _offsets(spacing)
-    edge = np.maximum(around.max(axis=0), 1).tolist()
+    """Return the surface distances of each label that both masks hold; the masks have one unsigned integer type."""
     box = bounding_box(mask | label)
-    shape = tuple(side.stop - side.start + 2 * more for side, more in zip(box, edge, strict=True))
-    steps = [int(np.prod(shape[axis + 1 :])) for axis in range(len(shape))]
-    surfaces = []
-    for inside in (mask, label):
-        there = np.zeros(shape, mask.dtype)
-        there[tuple(slice(more, -more) for more in edge)] = inside[box]
-        surfaces.append(_keep_surface(there.reshape(-1), steps))
-    voxels = [np.flatnonzero(there != 0) for there in surfaces]
-    labels = [there[at] for there, at in zip(surfaces, voxels, strict=True)]
-    held = np.intersect1d(*(np.flatnonzero(np.bincount(of)) for of in labels)).tolist()
-    apart = []
-    for at, of, other, at_other, of_other in (
-        (voxels[0], labels[0], surfaces[1], voxels[1], labels[1]),
-        (voxels[1], labels[1], surfaces[0], voxels[0], labels[0]),
-    ):
-        distances = np.zeros(at.size)
-        left = np.flatnonzero(other[at] != of)
-        for part in PARTS:
-            hit = other[at[left, None] + (around[part] @ steps)] == of[left, None]
-            first = hit.argmax(axis=1)
-            near = hit[np.arange(left.size), first]
-            distances[left[near]] = lengths[part][first[near]]
-            left = left[~near]
-        for c in np.intersect1d(held, of[left]).tolist():
-            far = left[of[left] == c]
-            here, there = (np.stack(np.unravel_index(some, shape), 1) for some in (at[far], at_other[of_other == c]))
-            distances[far] = _far(here, there, np.array(spacing))
-        apart.append(distances)
-    return {c: np.concatenate([found[of == c] for found, of in zip(apart, labels, strict=True)]) for c in held}
+    edge = [max(1, int(NEAR * min(spacing) / size)) for size in spacing]
+    first, second = (_surface(inside[box], edge) for inside in (mask, label))
+    (of_first, to_second), (of_second, to_first) = (
+        _distances(*two, spacing) for two in ((first, second), (second, first))
+    )
+    held = [set(np.flatnonzero(np.bincount(of)).tolist()) for of in (of_first, of_second)]
+    return {c: np.concatenate([to_second[of_first == c], to_first[of_second == c]]) for c in sorted(held[0] & held[1])}
+
+
+def _surface(inside: NDArray[Any], edge: Sequence[int]) -> NDArray[Any]:
+    """Return the labels of the voxels with a face neighbor of another label, 0 elsewhere, with an edge around them."""
+    labels = np.zeros([side + 2 * more for side, more in zip(inside.shape, edge, strict=True)], inside.dtype)
+    labels[tuple(slice(more, -more) for more in edge)] = inside
+    flat, kept = labels.reshape(-1), np.zeros(labels.size, bool)
+    for stride in labels.strides:
+        step = stride // labels.itemsize
+        differ = flat[step:] != flat[:-step]
+        kept[step:] |= differ
+        kept[:-step] |= differ
+    flat *= kept
+    return labels
 
 
 @lru_cache(maxsize=64)
 def _offsets(spacing: tuple[float, ...]) -> tuple[Integers, Floats]:
-    """Return every offset within a ball of ``NEAR`` voxels, the nearest first, and its length."""
-    far = [range(-int(NEAR * min(spacing) / size), int(NEAR * min(spacing) / size) + 1) for size in spacing]
-    around = np.array(list(product(*far)))
+    """Return every offset within a ball of ``NEAR`` voxels but 0, the nearest first, and its length."""
+    far = [int(NEAR * min(spacing) / size) for size in spacing]
+    around = np.array(list(product(*(range(-most, most + 1) for most in far))))
     lengths = np.sqrt(((around * spacing) ** 2).sum(axis=1))
-    order = np.argsort(lengths, kind="stable")
-    order = order[(lengths[order] > 0) & (lengths[order] <= NEAR * min(spacing))]
+    order = np.argsort(lengths, kind="stable")[1 : int((lengths <= NEAR * min(spacing)).sum())]
     return around[order], lengths[order]
 
 
-def _keep_surface(labels: NDArray[Any], steps: Sequence[int]) -> NDArray[Any]:
-    """Set all but the voxels with a face neighbor of another label to 0."""
-    kept = np.zeros(labels.size, bool)
-    for step in steps:
-        differ = labels[step:] != labels[:-step]
-        kept[step:] |= differ
-        kept[:-step] |= differ
-    labels *= kept
-    return labels
+def _distances(mine: NDArray[Any], other: NDArray[Any], spacing: tuple[float, ...]) -> tuple[Integers, Floats]:
+    """Return the label of each surface voxel, and its distance to the other surface of this label.
+
+    Most voxels lie on the other surface or beside it: the nearest offsets are tried first, for all labels at once.
+    """
+    at = np.flatnonzero(mine != 0)
+    of, there = mine.reshape(-1)[at], other.reshape(-1)
+    distances = np.zeros(at.size)
+    left = np.flatnonzero(there[at] != of)
+    around, lengths = _offsets(spacing)
+    steps = around @ (np.array(mine.strides) // mine.itemsize)
+    for part in (slice(0, 4), slice(4, None)):  # a ball holds at least 8
+        hit = there[at[left, None] + steps[part]] == of[left, None]
+        first = hit.argmax(axis=1)
+        near = hit[np.arange(left.size), first]
+        distances[left[near]] = lengths[part][first[near]]
+        left = left[~near]
+    for c in np.unique(of[left]).tolist():
+        far = left[of[left] == c]
+        here, whole = (np.unravel_index(found, mine.shape) for found in (at[far], np.flatnonzero(there == c)))
+        distances[far] = _far(np.stack(here, 1), np.stack(whole, 1), spacing)
+    return of, distances
 
 
-def _far(here: Integers, there: Integers, spacing: Floats) -> Floats:
+def _far(here: Integers, there: Integers, spacing: tuple[float, ...]) -> Floats:
     """Return the distance of each point to the nearest one there."""
-    places, wide = there * spacing, NEAR * spacing.min()
+    if not there.size:
+        return np.full(len(here), np.nan)
+    places, wide = there * spacing, NEAR * min(spacing)
     cubes = np.unique(here * spacing // wide, axis=0, return_index=True)[1]
     if cubes.size <= 16:  # one point of each cube: the nearest of the others is at most two diagonals farther from it
         apart = cdist(here[cubes] * spacing, places)
