@@ -122,6 +122,19 @@ def test_failed_cases_end_with_3_and_may_be_allowed(tmp_path):
     assert "1 missing (allowed)" in allowed.output
 
 
+def test_every_case_with_a_problem_is_named_or_counted(tmp_path):
+    root = update(tmp_path, cases=6, wrong=False)
+    words = ["compare", root / "old", root / "new", "-o", root / "out"]
+    for at, said in (
+        (0, "1 missing: h00 has"),
+        (1, "(also h01)"),
+        (2, "(also h01, h02)"),
+        (3, "(also h01, h02, 1 more)"),
+    ):
+        (root / "new" / f"h0{at}.nii.gz").unlink()
+        assert said in run(*words).output
+
+
 def test_an_accepted_update_ends_with_0(tmp_path):
     root = update(tmp_path, cases=24, wrong=False)
     criteria = plan(root, "max_mean_drop = 0.001\nmax_harmed_share = 0.2")

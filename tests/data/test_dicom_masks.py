@@ -231,6 +231,7 @@ def test_a_damaged_file_affects_only_its_own_case_and_cases_are_called_after_fol
     rows = (tmp_path / "qc" / "qc.csv").read_text()
     assert "P4" in rows
     assert "P2/seg.dcm" in rows
+    assert [row.split(",")[0] for row in rows.splitlines()].count("P3") == 1
 
 
 def test_polygons_hold_the_pixels_whose_centers_lie_inside():

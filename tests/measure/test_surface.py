@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
+from scipy import ndimage
 
 from casewise import assd, hd95
-from casewise.measure.metrics.surface import surface_distances
+from casewise.measure.metrics.surface import distances_by_label, surface_distances
 
 
 def square(low: int, high: int, size: int = 20) -> np.ndarray:
@@ -42,3 +44,23 @@ def test_cropping_changes_nothing():
 def test_masks_at_the_border_have_a_surface_there():
     full = np.ones((4, 4), np.uint8)
     assert surface_distances(full, full).tolist() == [0.0] * 24
+
+
+@pytest.mark.parametrize("spacing", [None, (10.0, 1.25, 1.25), (0.1, 9.0, 7.0), (1.0, 0.3, 0.5)])
+def test_labels_taken_together_are_as_far_apart_as_each_alone(spacing):
+    """Near and far pieces, a label that only one mask has, and borders at the edge of the volume."""
+    draw = np.random.default_rng(1)
+    old = np.zeros((6, 40, 44), np.uint8)
+    old[1:5, 8:20, 6:22], old[0:4, 20:30, 0:12], old[5, 39, 43], old[2, 2, 2] = 1, 2, 3, 4
+    new = np.roll(old, (0, 1, -1), axis=(0, 1, 2))
+    new[new == 4] = 0
+    new[tuple(draw.integers(0, side, 30) for side in old.shape)] = draw.integers(0, 4, 30)
+    steps = spacing or (1.0, 1.0, 1.0)
+    found = distances_by_label(old, new, steps)
+    assert sorted(found) == [1, 2, 3]
+    for label, apart in found.items():
+        first, second = (mask == label for mask in (old, new))
+        edges = [np.argwhere(inside & ~ndimage.binary_erosion(inside)) * steps for inside in (first, second)]
+        every = np.linalg.norm(edges[0][:, None] - edges[1][None], axis=-1)
+        assert np.allclose(apart, np.concatenate([every.min(axis=1), every.min(axis=0)]))
+        assert surface_distances(first, second, spacing_mm=spacing).tolist() == apart.tolist()
