@@ -208,8 +208,7 @@ def _print(outcome: Outcome, out: Path) -> None:
     for kind, count in summary["problems_by_kind"].items():
         of = [problem for problem in outcome.problems if problem.kind == kind]
         others = ", ".join([*(one.case for one in of[1:3]), *([f"{count - 3} more"] if count > 3 else [])])
-        said = f"{of[0].message} (also {others})" if others else of[0].message
-        warn(f"{count} {kind}{' (allowed)' if of[0].allowed else ''}: {said}")
+        warn(f"{count} {kind}{' (allowed)' * of[0].allowed}: {of[0].message}{f' (also {others})' if others else ''}")
     typer.echo(f"{outcome.verdict}; see {out / 'report.html'}")
 
 

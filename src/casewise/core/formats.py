@@ -101,8 +101,7 @@ def read_toml(path: Path, remedy: str) -> tuple[dict[str, Any], str]:
         size = path.stat().st_size
         text = path.read_text(encoding="utf-8") if size <= LARGEST_TOML else ""
     except (OSError, UnicodeDecodeError) as error:
-        why = "does not exist" if isinstance(error, FileNotFoundError) else f"cannot be read ({in_one_line(error)})"
-        raise BadInput(f"{path} {why}; {remedy}") from None
+        raise BadInput(f"{path} cannot be read ({in_one_line(error)}); {remedy}") from None
     if size > LARGEST_TOML:
         raise BadInput(f"{path.name} is {size / 2**20:.1f} MB; it may have at most {LARGEST_TOML // 1024} kB")
     try:

@@ -17,15 +17,7 @@ from numpy.typing import NDArray
 
 from casewise.core.errors import BadInput
 from casewise.measure.changes import NAN, Comparison, LabelChange, Regression
-from casewise.measure.masks import (
-    Flags,
-    Floats,
-    Integers,
-    checked_masks,
-    checked_spacing,
-    least_voxels,
-    on_host,
-)  # fmt: skip
+from casewise.measure.masks import Flags, Floats, Integers, checked_masks, checked_spacing, least_voxels, on_host
 from casewise.measure.metrics.harm import harm
 from casewise.measure.metrics.overlap import VOID, dice_of_counts, miou_of_counts
 from casewise.measure.metrics.surface import distances_by_label

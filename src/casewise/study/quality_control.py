@@ -55,15 +55,14 @@ def folder_opinions(
 
     ``refused`` says by case why its masks could not be read before.
     """
-    refused = refused or {}
-    yield from (Opinions(case_id, case_id, problem=why) for case_id, why in refused.items())
+    yield from (Opinions(case_id, case_id, problem=why) for case_id, why in (refused or {}).items())
     if len(folders) < 2:
         raise BadInput(f"quality control needs at least two folders of masks, got {len(folders)}")
     tables = [
         {pair.id: pair for pair in find_pairs(folders[0], other, labels=labels, cases=cases)} for other in folders[1:]
     ]
     for case_id, pair in tables[0].items():
-        if case_id in refused:
+        if case_id in (refused or {}):
             continue
         cluster = pair.cluster or case_id
         try:

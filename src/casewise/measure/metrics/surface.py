@@ -51,9 +51,8 @@ def distances_by_label(mask: NDArray[Any], label: NDArray[Any], spacing: tuple[f
     box = bounding_box(mask | label)
     edge = [max(1, int(NEAR * min(spacing) / size)) for size in spacing]
     first, second = (_surface(inside[box], edge) for inside in (mask, label))
-    (of_first, to_second), (of_second, to_first) = (
-        _distances(*two, spacing) for two in ((first, second), (second, first))
-    )
+    of_first, to_second = _distances(first, second, spacing)
+    of_second, to_first = _distances(second, first, spacing)
     held = [set(np.flatnonzero(np.bincount(of)).tolist()) for of in (of_first, of_second)]
     return {c: np.concatenate([to_second[of_first == c], to_first[of_second == c]]) for c in sorted(held[0] & held[1])}
 
