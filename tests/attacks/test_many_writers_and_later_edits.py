@@ -23,11 +23,12 @@ from worlds.discs import disc, eroding_model
 from casewise.adapt.adaptation import Adaptation
 from casewise.archive import store
 from casewise.archive.verify import verify
+from casewise.cli.calibrate import _kept_previous
 from casewise.core.chain import Chain
 from casewise.core.durable import TEMPORARY, file_lock, replacing, sweep
 from casewise.core.errors import Mismatch, Refused
 from casewise.core.prediction_record import PredictedCase
-from casewise.core.records import Binding, Case, Trajectory
+from casewise.core.records import Binding, Case, Policy, Trajectory
 from casewise.data.folders import CaseFiles
 from casewise.run.local import LocalEngine, Result
 from casewise.run.predict_case import PredictCase
@@ -347,3 +348,12 @@ def test_a_recorded_case_whose_image_or_label_changed_is_refused(
     with pytest.raises(Mismatch, match=f"the {changed} of case c changed") if changed else nullcontext():
         assert record(image, label) == []
     assert verify(tmp_path / "a") == []
+
+
+def test_a_policy_that_is_put_aside_stays_for_a_second_calibrate(tmp_path: Path) -> None:
+    """Two at the same time: the second one found no file to rename and ended with a traceback."""
+    (tmp_path / "policy.json").write_text("{}")
+    made = Policy("m0", "fixed-k", {"step": 0}, 1)
+    kept = [_kept_previous(tmp_path, made) for _ in range(2)]
+    assert [one.name for one in kept if one is not None] == ["policy-previous-1.json", "policy-previous-2.json"]
+    assert (tmp_path / "policy.json").read_text() == "{}"

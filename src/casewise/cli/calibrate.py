@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import warnings
 from dataclasses import asdict
@@ -110,4 +111,5 @@ def _kept_previous(place: Path, made: Policy) -> Path | None:
     number = 1
     while (aside := file.with_name(f"{file.stem}-previous-{number}.json")).exists():
         number += 1
-    return file.rename(aside)
+    shutil.copyfile(file, aside)  # not renamed: another calibrate may be reading or replacing it
+    return aside
