@@ -140,7 +140,7 @@ def test_a_policy_that_says_something_else_is_moved_aside(archive: Path) -> None
     first = (archive / "policy.json").read_text()
     assert "the earlier policy" not in said("calibrate", archive, "--policy", "cardiac")
     told = said("calibrate", archive, "--policy", "frag-stop")
-    assert f"the earlier policy was moved to {archive / 'policy-previous-1.json'}" in told
+    assert f"the earlier policy was copied to {archive / 'policy-previous-1.json'}" in told
     assert (archive / "policy-previous-1.json").read_text() == first
 
 

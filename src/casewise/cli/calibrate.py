@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 import warnings
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -85,7 +86,7 @@ def calibrate(
     file = write_policy(out or archive, made)
     for warning in caught:
         warn(str(warning.message))
-    words = [*in_words(made), *([] if kept is None else [f"the earlier policy was moved to {kept}"]), f"wrote {file}"]
+    words = [*in_words(made), *([] if kept is None else [f"the earlier policy was copied to {kept}"]), f"wrote {file}"]
     answer("\n".join(words), {"file": file, "previous": kept, **asdict(made)}, as_json=as_json)
 
 
@@ -96,20 +97,17 @@ def _progress(what: str, done: int, total: int) -> None:
 
 
 def _kept_previous(place: Path, made: Policy) -> Path | None:
-    """Move an earlier, different policy aside instead of overwriting it."""
+    """Copy an earlier, different policy aside before it is overwritten."""
     from casewise.core.errors import CasewiseError
     from casewise.judge.policy import POLICY, read_policy
 
     file = place / POLICY if place.is_dir() else place
     if not file.is_file():
         return None
-    try:
+    with suppress(CasewiseError):  # damaged, edited or of another version: it is kept, too
         if asdict(read_policy(file, typed=made.controller)) == asdict(made):
             return None
-    except CasewiseError:  # damaged, edited or of another version: it is kept, too
-        pass
     number = 1
     while (aside := file.with_name(f"{file.stem}-previous-{number}.json")).exists():
         number += 1
-    shutil.copyfile(file, aside)  # not renamed: another calibrate may be reading or replacing it
-    return aside
+    return Path(shutil.copyfile(file, aside))  # not renamed: another calibrate may be reading or replacing it
