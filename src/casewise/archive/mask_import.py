@@ -127,13 +127,10 @@ def _add(
     plain = [State(step) for step in range(found.steps + 1)]
     shrunk = [state for state in masks if state.shrink]
     trajectory = Trajectory(
-        found.id,
-        tuple(masks[state] for state in plain),
-        tuple(measured[state] for state in plain),
-        shrunk={state: masks[state] for state in shrunk},
-        shrunk_signals={state: measured[state] for state in shrunk},
+        found.id, tuple(masks[state] for state in plain), tuple(measured[state] for state in plain),
+        shrunk={state: masks[state] for state in shrunk}, shrunk_signals={state: measured[state] for state in shrunk},
         made_by=made_by,
-    )
+    )  # fmt: skip
     told = {name: who.get(name) or None for name in ("group", "cluster", "split")}
     case = Case(found.id, np.empty((1, 0)), spacing_mm=spacing, **told)
     archive.add(case, trajectory, None if found.label is None else as_shaped(read(found.label)[0], source))

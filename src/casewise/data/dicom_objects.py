@@ -205,17 +205,10 @@ def write_report(path: Path, series: Series, segmentation: Path, said: Statement
 
     masks = pydicom.dcmread(segmentation, stop_before_pixels=True)
     report = highdicom.sr.ComprehensiveSR(
-        evidence=[*_headers(series), masks],
-        content=_content(highdicom, masks, said),
-        series_instance_uid=highdicom.UID(),
-        series_number=REPORT_NUMBER,
-        sop_instance_uid=highdicom.UID(),
-        instance_number=1,
-        manufacturer="casewise",
-        is_complete=True,
-        is_final=False,
-        is_verified=False,
-    )
+        evidence=[*_headers(series), masks], content=_content(highdicom, masks, said),
+        series_instance_uid=highdicom.UID(), series_number=REPORT_NUMBER, sop_instance_uid=highdicom.UID(),
+        instance_number=1, manufacturer="casewise", is_complete=True, is_final=False, is_verified=False,
+    )  # fmt: skip
     report.SeriesDescription = "casewise decision"
     report.save_as(path)
     return str(report.SOPInstanceUID)

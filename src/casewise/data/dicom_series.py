@@ -348,14 +348,9 @@ def _slice(case_id: str, path: Path, header: Any) -> Slice:
             "orientation two unit vectors at a right angle; export the series again"
         )
     return Slice(
-        path,
-        str(header.SOPInstanceUID),
-        (x, y, z),
-        tuple(axes.ravel().tolist()),
-        (int(header.Rows), int(header.Columns)),
-        pixel_mm,
-        None if thickness in (None, "") else float(thickness),
-    )
+        path, str(header.SOPInstanceUID), (x, y, z), tuple(axes.ravel().tolist()),
+        (int(header.Rows), int(header.Columns)), pixel_mm, None if thickness in (None, "") else float(thickness),
+    )  # fmt: skip
 
 
 def _check_alike(case_id: str, slices: Sequence[Slice]) -> None:

@@ -103,13 +103,9 @@ def cardiac_cohort(vendor: str, cases: int, *, split: str, run: int = 0) -> Coho
         for name in (f"{split}_{vendor}_{number:03d}" for number in range(cases))
     }
     return Cohort(
-        name=f"cardiac phantom, vendor {vendor}",
-        members=members,
-        read_case=lambda member: _case(member, vendor, run),
-        read_label=lambda member: _anatomy(member, run)[0],
-        classes=CLASSES,
-        notice=NOTICE,
-    )
+        name=f"cardiac phantom, vendor {vendor}", members=members, read_case=lambda member: _case(member, vendor, run),
+        read_label=lambda member: _anatomy(member, run)[0], classes=CLASSES, notice=NOTICE,
+    )  # fmt: skip
 
 
 def _case(member: Member, vendor: str, run: int) -> Case:

@@ -332,13 +332,9 @@ class Deployment:
             self.watch.show(found.decision)
         notes = self._notes(case, found)
         return replace(
-            found,
-            findings=findings,
-            notes=notes,
-            monitor=self.monitor,
-            **self._measured(case, found, notes),
+            found, findings=findings, notes=notes, monitor=self.monitor, **self._measured(case, found, notes),
             seconds=time.monotonic() - began,
-        )
+        )  # fmt: skip
 
     def _measured(self, case: Case, found: CaseResult, notes: Sequence[str]) -> dict[str, Any]:
         """Return the volumes of the mask, and the declared measures that need this case alone."""

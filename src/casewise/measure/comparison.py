@@ -106,16 +106,10 @@ def _overall(pair: MaskPair, *, foreground: bool, metric: str) -> Comparison:
     old = pair.held[0]
     covered = int(old[1:].sum()) + int(np.count_nonzero((before == 0) & (after != 0)))
     plain = Comparison(
-        voxels=pair.old.size,
-        changed=found.area,
-        changed_share=found.area / covered if covered else 0.0,
-        regions=int(found.kept.sum()),
-        largest=int(found.sizes.max(initial=0)),
-        labels=(),
-        spacing_known=pair.spacing is not None,
-        voxel_ml=pair.voxel_ml,
-        metric=metric,
-    )
+        voxels=pair.old.size, changed=found.area, changed_share=found.area / covered if covered else 0.0,
+        regions=int(found.kept.sum()), largest=int(found.sizes.max(initial=0)), labels=(),
+        spacing_known=pair.spacing is not None, voxel_ml=pair.voxel_ml, metric=metric,
+    )  # fmt: skip
     return plain if pair.label is None else _with_harm(plain, pair, change)
 
 
@@ -123,17 +117,10 @@ def _with_harm(plain: Comparison, pair: MaskPair, change: Change) -> Comparison:
     scores = _metrics(pair, plain.metric)
     found, worse, area = change.found, change.worse, max(change.found.area, 1)
     return replace(
-        plain,
-        labelled=True,
-        metric_old=scores[0],
-        metric_new=scores[1],
-        ha=float(change.ha[0]),
-        ba=float(change.ba[0]),
-        unscored=int(found.sizes[~found.kept].sum()) / area,
-        made_wrong=change.made_wrong,
-        made_right=change.made_wrong - int(worse.sum()),
-        regressions=_regressions(found, worse, pair.voxel_ml),
-    )
+        plain, labelled=True, metric_old=scores[0], metric_new=scores[1], ha=float(change.ha[0]),
+        ba=float(change.ba[0]), unscored=int(found.sizes[~found.kept].sum()) / area, made_wrong=change.made_wrong,
+        made_right=change.made_wrong - int(worse.sum()), regressions=_regressions(found, worse, pair.voxel_ml),
+    )  # fmt: skip
 
 
 def _dice_by_label(pair: MaskPair) -> tuple[Floats, Floats]:

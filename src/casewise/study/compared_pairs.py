@@ -78,12 +78,9 @@ class CompareCase:
         except BadPair as error:
             return self.line(pair, key, problems=[(error.kind, str(error))])
         found = comparison(
-            old.mask,
-            new.mask,
-            None if label is None else label.mask,
-            spacing_mm=self.settings.spacing_mm or old.spacing_mm,
-            **self.settings.measure,
-        )
+            old.mask, new.mask, None if label is None else label.mask,
+            spacing_mm=self.settings.spacing_mm or old.spacing_mm, **self.settings.measure,
+        )  # fmt: skip
         problems = []
         if label is None and self.settings.labels_given:
             problems.append(("unlabelled", f"{pair.id} has no label; it was compared without"))

@@ -156,18 +156,10 @@ def _plan(path: Path, plain: Mapping[str, Any], sha256: str) -> ChangePlan:
     if wrong is not None:
         raise BadInput(f"protocol.data.{wrong} must be a sha256, 64 of 0-9 and a-f, got {data[wrong][:60]!r}")
     plan = ChangePlan(
-        path,
-        sha256,
-        acceptance,
-        _count("protocol.patients", protocol.get("patients")),
-        _count("protocol.scans", protocol.get("scans")) or 1,
-        subgroups,
-        measures,
-        of_measures,
-        data,
-        _texts("description", tables["description"]),
-        _texts("impact", tables["impact"]),
-    )
+        path, sha256, acceptance, _count("protocol.patients", protocol.get("patients")),
+        _count("protocol.scans", protocol.get("scans")) or 1, subgroups, measures, of_measures, data,
+        _texts("description", tables["description"]), _texts("impact", tables["impact"]),
+    )  # fmt: skip
     _check_consistent(plan)
     return plan
 

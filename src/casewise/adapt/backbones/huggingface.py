@@ -58,16 +58,10 @@ class HuggingFace(FileBackbone):
         network.to(torch.device(device)).eval()
         labels = {int(number): str(label) for number, label in network.config.id2label.items()}
         return cls(
-            network=network,
-            processor=processor,
-            name=spec if not local else Path(spec).name,
-            fingerprint=fingerprint(network),
-            loader=f"huggingface(processor={_digest(processor)})",
-            classes=len(labels),
-            labels=labels,
-            ignore=255,
-            device=device,
-        )
+            network=network, processor=processor, name=spec if not local else Path(spec).name,
+            fingerprint=fingerprint(network), loader=f"huggingface(processor={_digest(processor)})",
+            classes=len(labels), labels=labels, ignore=255, device=device,
+        )  # fmt: skip
 
     def prepare(self, case: Case) -> Prepared:
         """Run the image processor; ``forward`` returns logits at the size of the image."""

@@ -92,14 +92,9 @@ def _module(
         raise BadInput(f"window must be a list of whole numbers, got {list(window)}; write it into network.json")
     network.to(torch.device(device)).eval()
     return Module(
-        network,
-        dimensions=len(window),
-        expects=Expectation(channels=channels),
-        window=tuple(window),
-        infer=sliding_window(window, overlap=overlap),
-        device=device,
-        **more,
-    )
+        network, dimensions=len(window), expects=Expectation(channels=channels), window=tuple(window),
+        infer=sliding_window(window, overlap=overlap), device=device, **more,
+    )  # fmt: skip
 
 
 def sliding_window(window: Sequence[int], *, overlap: float = 0.25) -> Inferer:

@@ -235,13 +235,9 @@ class Grata:
 
     def _strong(self, subject: Adaptable) -> Tensor:
         style = sampled_style(
-            subject.inputs,
-            subject.generator(),
-            retain_statistics=self.gamma_retains_statistics,
-            blur_by_channel=self.blur_by_channel,
-            rescale=self.unit_range,
-            official=self.official_view,
-        )
+            subject.inputs, subject.generator(), retain_statistics=self.gamma_retains_statistics,
+            blur_by_channel=self.blur_by_channel, rescale=self.unit_range, official=self.official_view,
+        )  # fmt: skip
         return style.apply(subject.inputs)
 
     def _consistency(self, subject: Adaptable) -> ChunkLoss:

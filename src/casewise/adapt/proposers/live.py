@@ -255,12 +255,9 @@ class LiveLadder:
         case = self.case
         if self._states is not None:
             return Observation(
-                case.id,
-                case.group,
-                tuple(self._states.record.signals),
-                case.cluster,
+                case.id, case.group, tuple(self._states.record.signals), case.cluster,
                 rungs={"": tuple(self._states.rungs)},
-            )
+            )  # fmt: skip
         first = next(iter(self.made.values()))
         return Observation(
             case.id, case.group, first.signals[:1], case.cluster,

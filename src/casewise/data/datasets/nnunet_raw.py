@@ -41,15 +41,9 @@ def nnunet_raw(root: Path) -> Cohort:
     color = channels == 3 and all(len(case.images) == 1 for case in found)
     classes, ignore = classes_of(plans), plans["labels"].get("ignore")
     return cohort_of(
-        root.resolve().name,
-        root,
-        found,
-        label=read_plain_label,
-        classes=classes,
-        ignore=ignore,
-        color=color,
+        root.resolve().name, root, found, label=read_plain_label, classes=classes, ignore=ignore, color=color,
         facts=facts,
-    )
+    )  # fmt: skip
 
 
 def _dataset_json(path: Path) -> Mapping[str, Any]:

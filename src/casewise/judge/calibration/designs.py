@@ -302,13 +302,9 @@ def _departures(known: Sequence[Known], setting: Setting, anchor: State) -> Choo
         for out in np.unique(clusters)
     ]
     return Choose(
-        **asdict(setting),
-        weights=whole[0],
-        own=whole[1],
-        replicates=tuple(left_out),
-        spread=float(stdtrit(max(1, len(left_out) - 1), LEVEL)),
-        anchor=str(anchor),
-    )
+        **asdict(setting), weights=whole[0], own=whole[1], replicates=tuple(left_out),
+        spread=float(stdtrit(max(1, len(left_out) - 1), LEVEL)), anchor=str(anchor),
+    )  # fmt: skip
 
 
 def _shrinkage(rows: Sequence[tuple[Floats, Floats, list[str]]], names: Sequence[str]) -> float:

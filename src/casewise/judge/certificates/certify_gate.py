@@ -183,12 +183,9 @@ def certify_gate(
     cut = None if chosen is None else float(table.settings[chosen])
     options = {**policy.options, "threshold": cut, "min_area": int(archive.configuration.get("min_area", 16))}
     certified = replace(
-        policy,
-        name=f"{policy.name}-certified",
-        controller="m0" if cut is None else policy.controller,
-        options={} if cut is None else options,
-        binding=archive.binding,
-    )
+        policy, name=f"{policy.name}-certified", controller="m0" if cut is None else policy.controller,
+        options={} if cut is None else options, binding=archive.binding,
+    )  # fmt: skip
     certified = fitted_on(certified, archive.entries.values())
     fresh, source = None, ""
     if evaluation is not None:
