@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -205,6 +206,7 @@ def test_intensities_may_be_scaled_by_a_function_of_the_user() -> None:
     backbone = Module(flat(), classes=3, dimensions=2, intensity=doubled)
     assert float(backbone.prepare(Case("a", np.ones((1, 8, 6)))).inputs.max()) == 2
     assert "intensity=doubled" in backbone.loader
+    assert "intensity=partial" in Module(flat(), classes=3, dimensions=2, intensity=partial(doubled)).loader
     assert "Conv2d" not in repr(backbone), "the repr of a network is hundreds of lines"
 
 

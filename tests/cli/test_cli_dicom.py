@@ -59,7 +59,9 @@ def test_series_go_in_and_masks_come_out_in_every_form(model: Path, studies: Pat
     words = ("predict", "-i", studies, "-o", out, "-m", model, "--disable_tta", "-device", "cpu", "--policy", policy,
              "--set", "overlays=false", "--set", "contract=warn")  # fmt: skip
     result = said(*words, code=3)  # the torn series
-    assert "series torn: 1 slice is missing between 000.dcm and 002.dcm" in result.stderr
+    lost = "series torn: 1 slice is missing between 000.dcm and 002.dcm"
+    assert lost in result.stderr
+    assert lost in (out / "report.html").read_text(), "who reads the page only must see that a series has no mask"
     assert sorted(path.name for path in (out / "dicom").iterdir()) == [
         f"{name}.{kind}.dcm" for name in ("descending", "oblique", "straight") for kind in ("seg", "sr")
     ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from scipy import ndimage
@@ -44,6 +46,18 @@ def test_cropping_changes_nothing():
 def test_masks_at_the_border_have_a_surface_there():
     full = np.ones((4, 4), np.uint8)
     assert surface_distances(full, full).tolist() == [0.0] * 24
+
+
+def test_surfaces_far_from_each_other_need_little_memory():
+    """A table of all voxels and all 250 offsets of the ball would take more than 2 kB for each surface voxel."""
+    away = np.sqrt(((np.indices((90, 90, 90)) - 45.0) ** 2).sum(axis=0))
+    old, new = ((away < radius).view(np.uint8) for radius in (40, 25))
+    tracemalloc.start()
+    found = distances_by_label(old, new, (1.0, 1.0, 1.0))
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert found[1].min() > 10
+    assert most < old.size * 4 + found[1].size * 800
 
 
 @pytest.mark.parametrize("spacing", [None, (10.0, 1.25, 1.25), (0.1, 9.0, 7.0), (1.0, 0.3, 0.5)])

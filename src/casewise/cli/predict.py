@@ -94,7 +94,7 @@ def predict(
     answer(
         "\n".join(_summary(found, deployment, which.images, out)), {**found.report, "page": found.page}, as_json=as_json
     )
-    for line in (*found.report["refused"].values(), *found.failures, *found.warnings, *_alarms(deployment)):
+    for line in (*found.failures, *found.warnings, *_alarms(deployment)):
         warn(line)
     if found.refusal or not found.is_done:
         raise typer.Exit(UNLIKE if found.refusal else NOT_ALL_DONE)

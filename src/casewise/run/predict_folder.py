@@ -88,12 +88,12 @@ class PredictedFolder:
     @property
     def is_done(self) -> bool:
         """True if every case has its mask and, if requested, its score and DICOM objects."""
-        return not self.failures and not self.report["refused"] and all(entry.is_done for entry in self.entries)
+        return not self.failures and all(entry.is_done for entry in self.entries)
 
     @property
     def failures(self) -> tuple[str, ...]:
-        """Sentences about labels and DICOM objects that could not be used or written."""
-        return tuple(self.report["unscored"]) + tuple(self.report["unwritten"])
+        """Sentences about DICOM series and labels that could not be read, and DICOM objects that were not written."""
+        return (*self.report["refused"].values(), *self.report["unscored"], *self.report["unwritten"])
 
     @property
     def flagged(self) -> tuple[PredictedCase, ...]:
@@ -192,7 +192,7 @@ def predict_all(
         all_parts = summary.with_patient_measures(work, all_parts)
         by_case = {one.case: one for one in all_parts}
         entries = tuple(by_case.get(one.case, one) for one in entries)
-        said = [*([refusal] if refusal else ()), *warnings, *unscored]
+        said = [*([refusal] if refusal else ()), *refused.values(), *warnings, *unscored]
         _write_page(work, all_parts, scores, promise or harm, said)
         certificate = _in_words(summary.in_short(deployment, all_parts))
         unwritten = _write_dicom(

@@ -142,7 +142,7 @@ class Module(FileBackbone):
     @property
     def loader(self) -> str:
         """Description of the preprocessing."""
-        own = self.intensity if isinstance(self.intensity, str) else self.intensity.__name__
+        own = self.intensity if isinstance(self.intensity, str) else _name_of(self.intensity)
         return f"module({self.dimensions}d, intensity={own}, multiple={self.multiple}, window={self.window})"
 
     def read(self, files: CaseFiles) -> Reading:
@@ -217,6 +217,11 @@ def load_factory(spec: str, *, weights: Path | None, device: str, trust: bool) -
         load_weights(backbone.network, weights, trust=trust)
     backbone.network.to(torch.device(device)).eval()
     return replace(backbone, device=device)
+
+
+def _name_of(function: Any) -> str:
+    """Name of a function; of a ``functools.partial`` or another object that is called, the name of its class."""
+    return str(getattr(function, "__name__", type(function).__name__))
 
 
 def _convs(network: nn.Module) -> list[Any]:

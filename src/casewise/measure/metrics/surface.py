@@ -92,7 +92,7 @@ def _distances(mine: NDArray[Any], other: NDArray[Any], spacing: tuple[float, ..
     left = np.flatnonzero(there[at] != of)
     around, lengths = _offsets(spacing)
     steps = around @ (np.array(mine.strides) // mine.itemsize)
-    for part in (slice(0, 4), slice(4, None)):  # a ball holds at least 8
+    for part in (slice(0, 4), *(slice(k, k + 32) for k in range(4, len(steps), 32))):  # a ball holds at least 8
         hit = there[at[left, None] + steps[part]] == of[left, None]
         first = hit.argmax(axis=1)
         near = hit[np.arange(left.size), first]
