@@ -306,7 +306,7 @@ def _sides(
 
 
 def _listed(given: Any) -> Any:
-    """Return a list as it is, and one method or policy that was given alone as a list of one."""
+    """Return a list unchanged, and a single method or policy as a list of one."""
     return given if isinstance(given, (Mapping, list, tuple)) else [given]
 
 

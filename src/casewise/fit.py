@@ -123,7 +123,7 @@ def fit(
         flag_below: Flag a case whose metric may be below this. Default: 0.7 for Dice, 0.5 for mIoU; 0 for no flags.
         allowed_hurt: Largest share of patients that may lose more than a point.
         promise: Alpha of a promise; patients are set aside for it. Default: no promise, estimates only.
-        loss: Risk that is promised to be at most alpha: ``"harmed"``, ``"ha"`` or ``"dice"``.
+        loss: Risk that is promised to be at most alpha: ``"harmed"``, ``"ha"``, ``"dice"`` or ``"worse-voxels"``.
         margin: A case is harmed if its metric falls by more than this.
         measures: ``measures.toml``, or measures: clinical numbers that every design is compared on and that ``predict``
             reports with an interval.

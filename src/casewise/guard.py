@@ -70,8 +70,11 @@ def guard(
         Mismatch: If a policy was calibrated on another model or with other options.
 
     Example:
-        >>> casewise.guard(image, network, "frag-stop", objective="tent").decision.reason  # doctest: +SKIP
-        'no new changed regions after step 2'
+        >>> import numpy as np
+        >>> from casewise.adapt.networks import PlainUNet
+        >>> image = np.random.default_rng(0).normal(size=(1, 64, 64))
+        >>> guard(image, PlainUNet(), "frag-stop", objective="tent", steps=1).decision.reason
+        'regions did not change direction within 1 step'
     """
     from casewise.judge.decide import Judge
     from casewise.judge.policy import adapts, judge_of

@@ -98,7 +98,9 @@ def test_a_reason_names_the_view_and_not_its_number():
     medoid = replace(middle, rule="medoid")
     assert medoid.decide(medoid.compared(named, masks)).reason.startswith("gamma(1.4) agrees most")
     cut = replace(middle, cut_high=0.1)
-    assert cut.decide(cut.compared(named, masks)).reason.startswith("M0: the edit of mean (0.2000) reaches the cut")
+    assert cut.decide(cut.compared(named, masks)).reason.startswith(
+        "M0: the edit of mean (0.2000) is not below the cut"
+    )
     chosen = Choose(steps=3, consensus="3", weights=(1.0, 0.0, 0.0), anchor="2")
     assert "mean is expected to gain +0.1238 over flip" in chosen.decide(chosen.compared(named, masks)).reason
     several = replace(named, rungs={"views": ("flip",), "tent": ()})

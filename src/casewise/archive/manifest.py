@@ -22,7 +22,7 @@ from casewise.core.records import Binding
 
 @dataclass(frozen=True)
 class LadderFacts:
-    """What the manifest says about a ladder."""
+    """Facts of a ladder in the manifest."""
 
     binding: Binding
     steps: int

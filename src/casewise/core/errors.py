@@ -4,7 +4,7 @@
     ├── BadInput                an argument or file cannot be used (shape, dtype, range, NaN, empty); also a ValueError
     │   ├── UnknownName         a name that is not registered; suggests the nearest name
     │   ├── NotAMask            a file with several channels or fractions, where one label per voxel is needed
-    │   └── BadPair             an old and a new mask (or a label) that cannot be compared; names the kind of trouble
+    │   └── BadPair             an old and a new mask (or a label) that cannot be compared; names the kind of problem
     ├── UnsafeInput             refused before it was opened: size bomb, pickle, path outside its root
     ├── NothingToAdapt          the parameter selection is empty; lists the normalization layers that were seen
     ├── NotFinite               logits, losses or signals became NaN or infinite; the network was restored

@@ -1,4 +1,4 @@
-"""Worker processes that end with their parent, own what they work with, and do not run the user's script again."""
+"""Worker processes: they end with their parent, share no memory with it, and do not run the user's script again."""
 
 from __future__ import annotations
 

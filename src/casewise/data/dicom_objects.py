@@ -86,17 +86,17 @@ def write_segmentation(
 ) -> str:
     """Write a mask in (slices, rows, columns) of its series as DICOM SEG.
 
-    Every class of the model is a segment, found or not; 0 is background and is none.
+    Every class of the model becomes a segment, also if the mask lacks it. Label 0 is background and gets no segment.
 
     Args:
         path: The file.
         mask: Label numbers.
-        series: The images that the mask is of.
+        series: The series that was segmented.
         classes: Names by label number.
-        codes: Codes by class name; the built-in ones where there are none.
+        codes: Codes by class name; default: the built-in codes.
         software: Name and version of the software.
         kind: ``binary`` (one frame per slice and segment, read by every viewer) or ``labelmap`` (one frame per slice,
-            smaller with many classes, of 2024 and read by newer viewers).
+            smaller with many classes; added to DICOM in 2024, so only newer viewers read it).
 
     Returns:
         The UID of the new object.

@@ -102,7 +102,7 @@ class Series:
 
 
 def is_dicom(path: Path) -> bool:
-    """Return True if a file carries DICOM's mark: "DICM" after a preamble of 128 bytes."""
+    """Return True if a file has "DICM" after its first 128 bytes, as DICOM files do."""
     with path.open("rb") as file:
         return file.read(132)[128:] == b"DICM"
 

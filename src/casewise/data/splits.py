@@ -159,7 +159,7 @@ def fold_of(clusters: Sequence[Any], folds: int, *, seed: int = RESAMPLING_SEED)
     Args:
         clusters: The cluster (patient or sequence) of each case.
         folds: Number of folds; they differ by at most one cluster.
-        seed: Of the order in which clusters are dealt.
+        seed: Seed of the order in which clusters get their folds.
 
     Returns:
         A number from 0 for every case.

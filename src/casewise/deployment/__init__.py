@@ -150,8 +150,11 @@ class Deployment:
         folder: Folder of a saved deployment; tuned weights are read from there.
 
     Example:
-        >>> deployment = casewise.load("deployment/")  # doctest: +SKIP
-        >>> deployment.predict(image).mask  # doctest: +SKIP
+        >>> import numpy as np
+        >>> from casewise.adapt.networks import PlainUNet
+        >>> deployment = Deployment(PlainUNet())  # no policy: every case keeps M0
+        >>> deployment.predict(np.random.default_rng(0).normal(size=(1, 64, 64))).mask.shape
+        (64, 64)
     """
 
     model: Any
@@ -202,7 +205,7 @@ class Deployment:
 
     @property
     def adaptation(self) -> Adaptation:
-        """Options of the first proposer; where there is none, how masks are measured: by class without a background."""
+        """Options of the first proposer; without one, every class is compared if the model has no background."""
         if self.proposers:
             return next(iter(self.proposers.values()))
         zero = str(self.backbone.labels.get(0, "background")).lower()

@@ -71,7 +71,7 @@ class Appearance:
         return self.cluster or self.case_id
 
     def with_agreement(self, agreement: float | None) -> Appearance:
-        """Add how far the views or members of the case agree; nothing is added where that is unknown."""
+        """Add the agreement of the views or members of the case, if it is known."""
         return self if agreement is None else replace(self, numbers={**self.numbers, AGREEMENT: float(agreement)})
 
 

@@ -109,7 +109,7 @@ def cross_fit(
         tuning: Options of the training.
         folder: Folder for the files. An interrupted run resumes here.
         folds: Number of folds; see :func:`deal`.
-        workers: Processes; None for one per core, 1 for none beside this one. A model of a class that a script or a
+        workers: Processes; None for one per core, 1 for this process only. A model of a class that a script or a
             notebook defines is trained in this process.
         on_progress: Called after every update with the fold, the number of its updates and the loss.
 

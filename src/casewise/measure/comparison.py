@@ -367,8 +367,8 @@ class Change:
 def _change_of(pair: MaskPair) -> Change:
     """Find and judge the regions of D and of the change of every label, in one labelling.
 
-    Each label's change is a set of voxels of its own, and lies behind D as if it were a further volume, with an empty
-    layer between them; a voxel that changes from one label to another lies in both.
+    The change of each label is appended to D as a further volume, with an empty layer between them. A voxel that
+    changes from one label to another lies in the volumes of both.
     """
     voxels, shape = pair.changed, pair.old.shape
     before, after, truth = pair.at_changes

@@ -77,7 +77,7 @@ class DecisionRule:
         return f"{self.sign} {self.threshold:g}"
 
     def holds(self, value: Any) -> Any:
-        """Whether a value, or each of several, is on the side that the sign names."""
+        """Return True for each value that meets the condition, such as ``< 40``."""
         return _COMPARE[self.sign](value, self.threshold)
 
 

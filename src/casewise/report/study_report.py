@@ -103,7 +103,7 @@ def build(
     """Write the report of a study into the folder ``out`` and give the path of its page.
 
     ``only`` names analyses of :data:`casewise.study.analyses.ANALYSES`; the page always has a summary and a case table.
-    The folder is written beside its place and moved there when it is whole.
+    The folder is written under a temporary name and renamed when it is complete.
     """
     analyses = chosen_analyses(only)
     check_place(Path(out))

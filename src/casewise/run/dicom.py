@@ -158,7 +158,7 @@ def certificate_sentence(entry: PredictedCase, certificate: str) -> str:
 
 
 def flag_sentence(entry: PredictedCase) -> str:
-    """Return why a person should check the case; empty if nobody needs to."""
+    """Return why a person should check the case; empty if no check is needed."""
     reasons = [entry.error] if entry.error else []
     if entry.decision is not None and entry.decision.flagged:
         low = entry.decision.quality_low

@@ -203,7 +203,7 @@ def signals_of(found: CaseResult) -> dict[str, Signals]:
 
 
 def _others(found: CaseResult) -> dict[str, Trajectory]:
-    """The ladders that were read beside the one that is deployed."""
+    """Return the ladders that were read, without the deployed one."""
     return {ladder: one for ladder, one in found.ladders.items() if one is not found.trajectory}
 
 
@@ -234,7 +234,7 @@ def preview_of(
 
 
 def named_candidates(found: CaseResult) -> dict[State, tuple[str, Mask]]:
-    """Name and mask of every candidate; the state of one beside the deployed ladder names its ladder, as "tent:1"."""
+    """Name and mask of every candidate; states of ladders that are not deployed have names such as "tent:1"."""
     several, named = len(found.ladders) > 1, {}
     for ladder, one in (found.ladders if several else {"": found.trajectory}).items():
         rungs = one.rungs or tuple(f"step {step}" for step in range(1, one.steps + 1))

@@ -222,7 +222,7 @@ class Desk:
         self._writing = threading.Lock()
 
     def read(self, path: str, query: Mapping[str, str]) -> Answer:
-        """The answer to a GET; ``path`` without the token."""
+        """Answer a GET request; ``path`` does not contain the token."""
         if path in ASSETS:
             package, name, kind = ASSETS[path]
             return Answer((resources.files(package) / name).read_bytes(), kind)
@@ -245,7 +245,7 @@ class Desk:
         return missing("this address does not exist")
 
     def write(self, path: str, body: bytes) -> Answer:
-        """The answer to a POST: one decision, or files for an editor."""
+        """Answer a POST request: store one decision, or copy files for an editor."""
         match path.split("/"):
             case ["edit", case_id]:
                 return Answer(json_bytes(self._handed_over(self._case(case_id))))
@@ -431,7 +431,7 @@ def _number(query: Mapping[str, str], name: str) -> int:
 
 
 def _review(body: bytes) -> tuple[Review, str | None]:
-    """The decision, and the hash of the one that the page showed: "" for none, None where the client does not say."""
+    """Return the decision and the hash of the decision that the page showed: "" for none, None if it was not sent."""
     try:
         plain = json.loads(body)
         known = {name: plain.get(name) for name in ("case", "decision", "reviewer", "about", "adapted", "note", "seen")}

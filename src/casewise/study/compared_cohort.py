@@ -200,7 +200,7 @@ class ComparedCohort:
 
     @property
     def held(self) -> list[tuple[str, list[int], list[int]]]:
-        """(case, labels of the old mask, labels of the new one) of every case."""
+        """Yield (case, labels of the old mask, labels of the new mask) for every case."""
         found: list[tuple[str, list[int], list[int]]] = [(case_id, [], []) for case_id in self.ids]
         for number, rows in self.labels.items():
             for at, old, new in zip(rows.whole("at"), rows["voxels_old"], rows["voxels_new"], strict=True):
@@ -212,7 +212,7 @@ class ComparedCohort:
 
     @property
     def size_classes(self) -> list[tuple[str, float, float, Integers]]:
-        """(name, smallest, largest, positions) of small, medium and large cases, where their sizes differ."""
+        """Return (name, smallest, largest, positions) of small, medium and large cases; [] if sizes are alike."""
         sizes = self.of_case["size"]
         cuts = size_cuts(sizes)
         if cuts is None:

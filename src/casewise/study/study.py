@@ -371,7 +371,7 @@ def _compared(name: str, kind: Metadata, evaluation: Archive, calibration: Archi
 
 
 def _others(evaluation: Archive, extras: Extras) -> Iterator[tuple[str, pd.DataFrame]]:
-    """The full horizon of other objectives on the same cases."""
+    """Yield the masks of other objectives after their last update, on the same cases."""
     for name, archive in extras.others.items():
         shared = unlock(archive.select(ids=evaluation.ids), purpose=f"study of {evaluation.path.name}")
         yield name, deployed(outcomes(shared), replay(shared, CONTROLLERS.build("fixed-k", step=archive.steps)))

@@ -184,7 +184,7 @@ def hurt_share(change: ArrayLike, clusters: Sequence[str], *, limit: float = ALL
 
 
 def unpromised(found: Mapping[str, Any]) -> str:
-    """What labelled patients say about harm by the design that they chose; empty where M0 is kept or none was chosen.
+    """Say how many labelled patients the chosen design hurt; empty if M0 is kept or no designs were compared.
 
     Args:
         found: ``preflight`` of a policy.

@@ -1,6 +1,6 @@
 """Cut-points of routers: percentiles of the step-1 coordinate of calibration cases, by a named convention.
 
-Also here: how far the cut-points move under resampling, which coordinate gives the most stable ones, the z-statistics
+Also here: the change of the cut-points under resampling, which coordinate gives the most stable ones, the z-statistics
 of the two-term risk, and hybrid cut-points that follow a stream. No label is read.
 
 Hybrid cut-points (E10, S12) are off by default. Their pool is the pool of the exchangeability alarm, so one cannot run

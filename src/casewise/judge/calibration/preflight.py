@@ -306,4 +306,4 @@ def _common_lines(found: Mapping[str, Any]) -> Iterator[str]:
         lowest, empty = source["metric_lowest"], source["empty"]
         yield f"M0: mean metric {source['metric_mean']:.3f}, lowest {lowest:.3f}, empty in {pluralize(empty, 'case')}"
     floor = found["conformal"]
-    yield f"conformal floor with {pluralize(floor['patients'], *UNIT)} labelled: {floor['floor']:.3f}"
+    yield f"smallest risk that certify can promise with {pluralize(floor['patients'], *UNIT)}: {floor['floor']:.3f}"

@@ -109,7 +109,7 @@ def fit_quality(
 
     Args:
         signals: Label-free signals of the deployed masks by name, one value per case. The one that predicts the metric
-            best on left-out patients is used, the first among equals; none is used where it does not carry.
+            best on left-out patients is used, the first among equals; none is used if its correlation may be chance.
         metric: Metric of the deployed masks.
         clusters: Patient or sequence of each case.
         level: Chance that the metric of a new case is at least its lower bound.

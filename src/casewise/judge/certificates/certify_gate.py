@@ -1,8 +1,8 @@
 """Certificates for the region gate: the paper's surrogate (T1) and the deployed HA by its envelope (T5).
 
 A region is accepted iff its score > threshold (right-continuous); a higher threshold accepts less. The surrogate
-divides by the un-gated edit and falls with the threshold; the deployed HA divides by what was accepted and does not,
-so a certificate on the surrogate says nothing about it (L9). The envelope of the deployed HA, per case, does.
+divides by the whole edit and falls as the threshold rises. The deployed HA divides by the accepted area and may rise,
+so a certificate of the surrogate does not bound it (L9). The envelope of the deployed HA of each case falls, too.
 """
 
 from __future__ import annotations

@@ -131,7 +131,7 @@ class _AmongAll:
             if edit is None:
                 raise BadInput(f"case {seen.case_id} has no size of its edit; show the masks of all (compared)")
             if edit >= self.cut_high:
-                why = f"M0: the edit of {seen.called(state)} ({edit:.4f}) reaches the cut {self.cut_high:.4f}"
+                why = f"M0: the edit of {seen.called(state)} ({edit:.4f}) is not below the cut {self.cut_high:.4f}"
                 return Verdict(SOURCE, Action.ROLLBACK, reason=why, **found)
         return Verdict(state, action, reason=reason, **found, **more)
 

@@ -26,7 +26,7 @@ class ScoreFunction(Protocol):
 class Metric:
     """A score of a mask against its label by which cases are better or worse; it must rise with quality.
 
-    A distance such as HD95 falls with quality, so it cannot be one; analyses measure it beside the metric.
+    A distance such as HD95 falls with quality, so it cannot be a metric here; analyses measure it separately.
     """
 
     title: str  # as tables print it

@@ -56,7 +56,7 @@ SIGNALS: Registry[SignalInfo] = Registry("signal", {info.name: info for info in 
 """Every signal by name, in the order in which tables print them."""
 
 FROM_MASKS = "fragmentation"
-"""Cost entry that all signals share which are computed from masks and entropies, without a pass of their own."""
+"""Name of the common cost of all signals that are computed from masks and entropies, without a further pass."""
 
 REGION_SCORES = "drop"
 """The region gate's scores of step 1: ``drop``, then ``drop.0``, ``drop.1``, ... of each region; no table column."""

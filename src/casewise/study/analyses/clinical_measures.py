@@ -20,8 +20,8 @@ def section(study: Study) -> Section:
         "measures",
         "Clinical measures",
         found,
-        caption="Deployed against M0 and against the label, one value per patient; limits of agreement of the error of "
-        "the deployed masks. Closer, farther: patients. Crossed: decisions that differ from those with M0.",
+        caption="Change: deployed mask minus M0; error: mask minus label; one value per patient. Closer, farther: "
+        "patients whose error became smaller or larger. Crossed: decisions that differ from those with M0.",
     )
     missing = {"clinical measures": found.reason} if found.reason else {}
     return Section("measures", "Clinical measures", sentences(found), (shown,), (), (found,), missing=missing)

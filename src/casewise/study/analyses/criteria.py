@@ -294,7 +294,7 @@ def gradient_checks(archives: Mapping[str, Archive]) -> Finding:
 
 
 def _checks(updates: pd.DataFrame) -> Iterator[tuple[str, str, str, bool]]:
-    """(check, expectation, observation, whether it holds)."""
+    """Yield (check, expectation, observation, True if it holds)."""
     cosine, multiplier = updates["cosine"], updates["multiplier"]
     losses = updates[[name for name in ("entropy_loss", "consistency_loss") if name in updates]]
     lowest = float(losses.min().min())

@@ -136,7 +136,7 @@ def _gap(part: pd.DataFrame, name: str) -> tuple[float, float]:
 
 
 def harm_moves(first: pd.DataFrame, second: pd.DataFrame) -> Finding:
-    """Cases whose HA moved by more than 0.05, why, and the difference of the cohort without them (N5)."""
+    """Cases whose HA differs by more than 0.05 between two runs, why, and the mean difference without them (N5)."""
     joined, cases = _joined(first, second)
     change = joined["ha_2"] - joined["ha_1"]
     large = joined.assign(change=change)[change.abs() > MOVED]
@@ -312,6 +312,7 @@ def scale_probe(home: pd.DataFrame, away: pd.DataFrame, *, coordinate: str, cut_
         table[f"ratio_{name}"] = table[name] / (table[name].iloc[0] or np.nan)
     table["rolled_back"] = [float((found >= cut).mean()) for found in values.values()]
     share, ratio = table["rolled_back"].iloc[1], table["ratio_mean"].iloc[1]
-    note = f"{coordinate} is {ratio:.1f} times as large in the other cohort; the cut {cut:.4g} rolls back {share:.1%}"
+    said = f"{coordinate} is {ratio:.1f} times as large in the other cohort"
+    note = f"{said}; the cut {cut:.4g} rolls back {share:.1%} of its cases"
     made = {"coordinate": coordinate, "cut_high": cut}
     return Finding("scale", table, len(values["away"]), "O13", made, (note,))

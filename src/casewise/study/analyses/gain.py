@@ -25,8 +25,8 @@ _SHOWN = _COLUMNS.replace(" low high", "")
 def section(study: Study) -> Section:
     """Gain, harm and flags of every method, its share of the oracle, and AURC of every signal of agreement."""
     found, row = (captured(study), signal_worth(study)), deployed_row(study)
-    caption = "Against M0, intervals over patients. Candidates: forward passes beyond M0, or updates, of a case."
-    confidence = "Confidence in M0 without a label, from how far the candidates agree; risk is 1 − metric."
+    caption = "Gain against M0, intervals over patients. Candidates: forward passes after M0, or updates, per case."
+    confidence = "Confidence in M0 without a label, from the agreement of the candidates; risk is 1 − metric."
     tables = (
         show("quality-captured", "Gained, hurt, flagged", found[0], _SHOWN, caption=caption),
         show("quality-signals", "Value of each quality signal", found[1], caption=confidence),
