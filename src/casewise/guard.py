@@ -94,14 +94,9 @@ def guard(
 
 
 def run_judge(
-    case: Case,
-    network: Backbone | Any,
-    judge: Judge,
-    hows: Mapping[str, Adaptation],
-    *,
-    prepared: Prepared | None = None,
-    deadline: float | None = None,
-) -> Guarded:
+    case: Case, network: Backbone | Any, judge: Judge, hows: Mapping[str, Adaptation], *,
+    prepared: Prepared | None = None, deadline: float | None = None,
+) -> Guarded:  # fmt: skip
     """Make the candidates of one case and decide.
 
     Args:

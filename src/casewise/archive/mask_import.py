@@ -65,15 +65,9 @@ def find_masks(masks: Path, labels: Path | None = None) -> tuple[Found, ...]:
 
 
 def import_masks(
-    archive: Archive,
-    cases: tuple[Found, ...],
-    *,
-    read: ReadMask,
-    compare: Compare,
-    signals: Path | None = None,
-    groups: Path | None = None,
-    made_by: str = "imported",
-) -> Iterator[str]:
+    archive: Archive, cases: tuple[Found, ...], *, read: ReadMask, compare: Compare, signals: Path | None = None,
+    groups: Path | None = None, made_by: str = "imported",
+) -> Iterator[str]:  # fmt: skip
     """Add each case to the archive and yield its id; existing cases are skipped."""
     more = {} if signals is None else _read_signals(signals)
     who = {} if groups is None else {row["case"]: row for row in _rows(groups, {"case"})}

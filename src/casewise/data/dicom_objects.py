@@ -75,15 +75,9 @@ def _parsed_codes(text: str, name: str) -> dict[str, Mapping[str, Any]]:
 
 
 def write_segmentation(
-    path: Path,
-    mask: Mask,
-    series: Series,
-    *,
-    classes: Mapping[int, str],
-    codes: Mapping[str, Mapping[str, Any]] | None = None,
-    software: str = "casewise",
-    kind: str = "binary",
-) -> str:
+    path: Path, mask: Mask, series: Series, *, classes: Mapping[int, str],
+    codes: Mapping[str, Mapping[str, Any]] | None = None, software: str = "casewise", kind: str = "binary",
+) -> str:  # fmt: skip
     """Write a mask in (slices, rows, columns) of its series as DICOM SEG.
 
     Every class of the model becomes a segment, also if the mask lacks it. Label 0 is background and gets no segment.
@@ -177,13 +171,10 @@ def _segments(
     for number, (value, name) in enumerate(named.items(), 1):
         row = codes.get(name.lower().replace("_", " "), {"category": "tissue", "type": _CATEGORIES["tissue"]})
         segment = highdicom.seg.SegmentDescription(
-            segment_number=number,
-            segment_label=name[:64],
-            segmented_property_category=_code(_CATEGORIES[row["category"]]),
-            segmented_property_type=_code(row["type"]),
-            algorithm_type=highdicom.seg.SegmentAlgorithmTypeValues.AUTOMATIC,
-            algorithm_identification=algorithm,
-        )
+            segment_number=number, segment_label=name[:64],
+            segmented_property_category=_code(_CATEGORIES[row["category"]]), segmented_property_type=_code(row["type"]),
+            algorithm_type=highdicom.seg.SegmentAlgorithmTypeValues.AUTOMATIC, algorithm_identification=algorithm,
+        )  # fmt: skip
         segment.SegmentDescription = f"{LABEL}{value}"
         segments.append(segment)
     return segments

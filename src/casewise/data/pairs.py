@@ -68,14 +68,9 @@ class Placed:
 
 
 def find_pairs(
-    old: Path,
-    new: Path,
-    *,
-    labels: Path | None = None,
-    images: Path | None = None,
-    names: Path | None = None,
+    old: Path, new: Path, *, labels: Path | None = None, images: Path | None = None, names: Path | None = None,
     cases: Path | None = None,
-) -> tuple[Pair, ...]:
+) -> tuple[Pair, ...]:  # fmt: skip
     """The cases of two folders in sorted order, incomplete ones included.
 
     ``names`` is a table with the columns case, old, new (and label, image) for files whose names differ; ``cases`` a

@@ -109,14 +109,9 @@ class KnownAppearance:
 
 
 def appearance_numbers(
-    inputs: NDArray[Any],
-    *,
-    image: NDArray[Any] | None = None,
-    source: Mask | None = None,
-    labels: Sequence[int] = (),
-    spacing_mm: Sequence[float] | None = None,
-    modality: str | None = None,
-) -> dict[str, float]:
+    inputs: NDArray[Any], *, image: NDArray[Any] | None = None, source: Mask | None = None, labels: Sequence[int] = (),
+    spacing_mm: Sequence[float] | None = None, modality: str | None = None,
+) -> dict[str, float]:  # fmt: skip
     r"""Compute the label-free numbers that describe an image.
 
     Per channel of the prepared input: mean, standard deviation, quantiles and texture, the last two in units of the

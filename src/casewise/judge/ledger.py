@@ -46,12 +46,9 @@ PAPER = (
 """What the paper discloses of its own designs: four exposures and three unconsidered constants (F12)."""
 
 OURS = _choices(
-    "default",
-    "development labels of M&Ms vendor B, Drishti-GS, ACDC fog and night",
-    "coordinate largest, of twelve",
-    "depths 2 and 1, of ten pairs",
-    "the guard, and delta as fallback",
-)
+    "default", "development labels of M&Ms vendor B, Drishti-GS, ACDC fog and night", "coordinate largest, of twelve",
+    "depths 2 and 1, of ten pairs", "the guard, and delta as fallback",
+)  # fmt: skip
 """What was seen when the design ``default`` was searched (docs/decisions/0012)."""
 
 

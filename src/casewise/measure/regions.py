@@ -101,15 +101,9 @@ class Regions:
 
 
 def regions_of(
-    source: Any,
-    adapted: Any,
-    *,
-    min_area: int = 16,
-    foreground: bool = True,
-    connectivity: Connectivity = "face",
-    min_area_mm: float | None = None,
-    spacing_mm: Sequence[float] | None = None,
-) -> Regions:
+    source: Any, adapted: Any, *, min_area: int = 16, foreground: bool = True, connectivity: Connectivity = "face",
+    min_area_mm: float | None = None, spacing_mm: Sequence[float] | None = None,
+) -> Regions:  # fmt: skip
     """The components of D = {x : source != adapted}, after binarizing to foreground unless ``foreground=False``
     (B1-B4).
 

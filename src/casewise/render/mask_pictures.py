@@ -108,14 +108,9 @@ def window_of(present: Flags, margin: int) -> tuple[slice, slice]:
 
 
 def painted(
-    mask: Mask,
-    view: SliceView,
-    *,
-    change: Edits | None = None,
-    side: int = 176,
-    boxes: bool = False,
+    mask: Mask, view: SliceView, *, change: Edits | None = None, side: int = 176, boxes: bool = False,
     classes: Classes | None = None,
-) -> Pixels:
+) -> Pixels:  # fmt: skip
     """Paint a mask in the colors of its classes, (rows, columns, 3), with the outlines of a change if one is given.
 
     ``boxes`` adds a rectangle around each region made worse, for scenes in which outlines are small. Without

@@ -131,14 +131,9 @@ DARK = 22  # background of masks without an image
 
 
 def case_pictures(
-    old: Mask,
-    new: Mask,
-    label: Mask | None = None,
-    image: NDArray[Any] | None = None,
-    *,
-    names: Mapping[int, str] | None = None,
-    zero_is_label: bool = False,
-) -> list[tuple[str, str]]:
+    old: Mask, new: Mask, label: Mask | None = None, image: NDArray[Any] | None = None, *,
+    names: Mapping[int, str] | None = None, zero_is_label: bool = False,
+) -> list[tuple[str, str]]:  # fmt: skip
     """(title, data URI) of pictures of one slice: image, old, new, the change and, with a label, whether it is right.
 
     The slice is the one with most voxels that became wrong, else that changed. If label 0 is a class it is painted,

@@ -88,18 +88,10 @@ _PARTS = frozenset({"report.html", "results.json", "tables", "figures"})
 
 
 def build(
-    evaluation: Archive | str | Path,
-    calibration: Archive | str | Path,
-    policy: Policy | str | Path,
-    out: str | Path,
-    *,
-    extras: Extras | None = None,
-    only: Collection[str] | None = None,
-    pictures: int = cases.PICTURES,
-    resamples: int = 5000,
-    seed: int = RESAMPLING_SEED,
-    progress: bool = True,
-) -> Path:
+    evaluation: Archive | str | Path, calibration: Archive | str | Path, policy: Policy | str | Path, out: str | Path,
+    *, extras: Extras | None = None, only: Collection[str] | None = None, pictures: int = cases.PICTURES,
+    resamples: int = 5000, seed: int = RESAMPLING_SEED, progress: bool = True,
+) -> Path:  # fmt: skip
     """Write the report of a study into the folder ``out`` and give the path of its page.
 
     ``only`` names analyses of :data:`casewise.study.analyses.ANALYSES`; the page always has a summary and a case table.

@@ -15,18 +15,11 @@ from casewise.run.dicom import series_cases, write_series
 
 
 def gathered_cases(
-    backbone: Backbone,
-    images: Path,
-    *,
-    labels: Path | None = None,
-    groups: Path | None = None,
-    parts: tuple[int | None, int | None] = (None, None),
-    environment: Mapping[str, str] | None = None,
-    keep: Path | None = None,
-    refused: dict[str, str] | None = None,
-    channels: Sequence[str] = (),
+    backbone: Backbone, images: Path, *, labels: Path | None = None, groups: Path | None = None,
+    parts: tuple[int | None, int | None] = (None, None), environment: Mapping[str, str] | None = None,
+    keep: Path | None = None, refused: dict[str, str] | None = None, channels: Sequence[str] = (),
     notes: list[str] | None = None,
-) -> tuple[CaseFiles, ...]:
+) -> tuple[CaseFiles, ...]:  # fmt: skip
     """The cases of a folder that this process takes, with labels and groups where there are any.
 
     Without ``groups`` a ``cases.csv`` in the folder or one level above it is read, if it has all the cases; ``notes``

@@ -76,15 +76,9 @@ class RecordCase:
 
 
 def record_folder(
-    work: RecordCase,
-    engine: Engine,
-    path: Path,
-    *,
-    metric: str = "dice",
-    dataset: str = "",
-    notice: str = "",
+    work: RecordCase, engine: Engine, path: Path, *, metric: str = "dice", dataset: str = "", notice: str = "",
     on_warning: Callable[[str], None] | None = None,
-) -> tuple[Archive, Iterator[Result]]:
+) -> tuple[Archive, Iterator[Result]]:  # fmt: skip
     """Open or resume the archive at ``path``, and stream the results of the cases that it does not hold yet.
 
     A case waits for every ladder that it lacks, so a proposer can be added to an existing archive. The iterator

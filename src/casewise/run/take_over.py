@@ -60,15 +60,9 @@ class Taken:
 
 
 def take_over_folders(
-    pairs: Sequence[Pair],
-    policy: Policy,
-    out: Path,
-    *,
-    model: str,
-    method: str,
-    certificate: Path | None = None,
+    pairs: Sequence[Pair], policy: Policy, out: Path, *, model: str, method: str, certificate: Path | None = None,
     force: bool = False,
-) -> Iterator[Taken]:
+) -> Iterator[Taken]:  # fmt: skip
     """Decide on every pair and copy the chosen mask to OUT under the old file's name; yield one result per pair.
 
     ``model`` and ``method`` name the model and method of old and new, as in the import of the policy's archive. A

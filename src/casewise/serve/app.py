@@ -263,16 +263,11 @@ class _Service:
         """The model, its policy, certificate and monitor."""
         backbone, policy = self.deployment.backbone, self.deployment.policy
         return ModelDescription(
-            name=self.name,
-            fingerprint=backbone.fingerprint,
-            channels=backbone.expects.channels,
-            labels={str(value): name for value, name in backbone.labels.items()},
-            policy=policy.name,
-            calibration_id=policy.calibration_id,
-            warnings=list(self.deployment.warnings),
-            certificate=self.deployment.promise,
-            monitor=self.deployment.monitor,
-        )
+            name=self.name, fingerprint=backbone.fingerprint, channels=backbone.expects.channels,
+            labels={str(value): name for value, name in backbone.labels.items()}, policy=policy.name,
+            calibration_id=policy.calibration_id, warnings=list(self.deployment.warnings),
+            certificate=self.deployment.promise, monitor=self.deployment.monitor,
+        )  # fmt: skip
 
     async def segment(
         self,

@@ -330,15 +330,10 @@ class Desk:
             return {**facts, "shape": None}
         state, masks = _state(case, query), self._opened(case, query)
         return {
-            **facts,
-            "shape": masks.source.shape,
-            "spacing_mm": masks.spacing_mm,
-            "changes": changes_by_slice(masks),
-            "channels": self.images.channels(case.id),
-            "image_problem": self.images.problem(case),
-            "state": state,
+            **facts, "shape": masks.source.shape, "spacing_mm": masks.spacing_mm, "changes": changes_by_slice(masks),
+            "channels": self.images.channels(case.id), "image_problem": self.images.problem(case), "state": state,
             **listed_regions(masks, min_area=self.folder.min_area),
-        }
+        }  # fmt: skip
 
     def _opened(self, case: ReviewCase, query: Mapping[str, str]) -> Masks:
         if not case.has_masks:

@@ -108,15 +108,9 @@ class MeasuredCase:
 
     @classmethod
     def of(
-        cls,
-        case_id: str,
-        masks: Mapping[str, ArrayLike],
-        *,
-        spacing_mm: Sequence[float] | None = None,
-        patient: str | None = None,
-        scan: str | None = None,
-        names: Mapping[int, str] | None = None,
-    ) -> MeasuredCase:
+        cls, case_id: str, masks: Mapping[str, ArrayLike], *, spacing_mm: Sequence[float] | None = None,
+        patient: str | None = None, scan: str | None = None, names: Mapping[int, str] | None = None,
+    ) -> MeasuredCase:  # fmt: skip
         """A case from its masks: ``{"old": M0, "new": deployed, "label": label}``, without the label where none is."""
         volumes = {side: named_volumes(label_volumes(mask, spacing_mm), names or {}) for side, mask in masks.items()}
         return cls(case_id, patient, scan, volumes)

@@ -356,18 +356,11 @@ def check_place(out: Path, folders: Iterable[Path | None]) -> None:
 
 
 def outcome_of(
-    lines: Sequence[Mapping[str, Any]],
-    *,
-    plan: ChangePlan | None = None,
-    seal: Seal | None = None,
-    declared: Sequence[Measure] = (),
-    allow: Sequence[str] = (),
-    good: float = GOOD,
-    names: Mapping[int, str] | None = None,
-    problems: Iterable[tuple[str, str, str]] = (),
-    files: Mapping[str, Pair] | None = None,
-    settings: Settings | None = None,
-) -> Outcome:
+    lines: Sequence[Mapping[str, Any]], *, plan: ChangePlan | None = None, seal: Seal | None = None,
+    declared: Sequence[Measure] = (), allow: Sequence[str] = (), good: float = GOOD,
+    names: Mapping[int, str] | None = None, problems: Iterable[tuple[str, str, str]] = (),
+    files: Mapping[str, Pair] | None = None, settings: Settings | None = None,
+) -> Outcome:  # fmt: skip
     """Compute the summary, the verdict and the problems from the lines of all pairs, in any order.
 
     ``lines`` (those of :func:`case_log`) are read a few times and not kept. ``names`` are the names of the labels;

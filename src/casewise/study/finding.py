@@ -71,18 +71,10 @@ HEADS = {one.key: one for one in _headings()}
 
 
 def show(
-    id: str,
-    title: str,
-    found: Finding | pd.DataFrame | Sequence[Mapping[str, Cell]],
-    keys: str = "",
-    *,
-    heads: Mapping[str, str | Column] | None = None,
-    caption: str = "",
-    paper: str = "",
-    rules: Collection[int] = (),
-    bold: Collection[tuple[int, str]] = (),
-    collapsed: bool = False,
-) -> Table:
+    id: str, title: str, found: Finding | pd.DataFrame | Sequence[Mapping[str, Cell]], keys: str = "", *,
+    heads: Mapping[str, str | Column] | None = None, caption: str = "", paper: str = "", rules: Collection[int] = (),
+    bold: Collection[tuple[int, str]] = (), collapsed: bool = False,
+) -> Table:  # fmt: skip
     """Make a table of a finding, a frame or rows of cells.
 
     Args:

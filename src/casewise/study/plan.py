@@ -69,17 +69,11 @@ class ChangePlan:
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
         return {
-            "file": self.path.name,
-            "sha256": self.sha256,
-            "description": dict(self.description),
-            "impact": dict(self.impact),
-            "confidence": self.acceptance.confidence,
-            "patients": self.patients,
-            "subgroups": list(self.subgroups),
-            "measures": [one.as_dict() for one in self.measures],
-            "data": dict(self.data),
-            "criteria": [vars(one) for one in self.criteria],
-        }
+            "file": self.path.name, "sha256": self.sha256, "description": dict(self.description),
+            "impact": dict(self.impact), "confidence": self.acceptance.confidence, "patients": self.patients,
+            "subgroups": list(self.subgroups), "measures": [one.as_dict() for one in self.measures],
+            "data": dict(self.data), "criteria": [vars(one) for one in self.criteria],
+        }  # fmt: skip
 
 
 def read_plan(path: Path) -> ChangePlan:

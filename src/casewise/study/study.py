@@ -102,16 +102,9 @@ class Study:
 
     @classmethod
     def of(
-        cls,
-        evaluation: Archive,
-        calibration: Archive,
-        policy: Policy,
-        *,
-        extras: Extras | None = None,
-        resamples: int = 5000,
-        seed: int = RESAMPLING_SEED,
-        progress: Progress = lambda _: None,
-    ) -> Study:
+        cls, evaluation: Archive, calibration: Archive, policy: Policy, *, extras: Extras | None = None,
+        resamples: int = 5000, seed: int = RESAMPLING_SEED, progress: Progress = lambda _: None,
+    ) -> Study:  # fmt: skip
         """Check that the three belong together, read the outcomes, and replay every method.
 
         A policy that reads several ladders is replayed on all of them, every other method on the one in view.

@@ -303,14 +303,9 @@ def _checkpoint(path: Path, *, trust: bool) -> dict[str, Any]:
 
 
 def _predictor(
-    folder: Path,
-    plain_plans: dict[str, Any],
-    dataset: dict[str, Any],
-    contents: Mapping[str, Any],
-    device: str,
-    step_size: float,
-    mirroring: bool,
-) -> Any:
+    folder: Path, plain_plans: dict[str, Any], dataset: dict[str, Any], contents: Mapping[str, Any], device: str,
+    step_size: float, mirroring: bool,
+) -> Any:  # fmt: skip
     predictor_class, plans_class = _nnunet()
     plans = plans_class(plain_plans)
     configuration = plans.get_configuration(contents["init_args"]["configuration"])

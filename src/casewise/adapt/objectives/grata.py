@@ -52,14 +52,9 @@ class Style:
 
 
 def sampled_style(
-    inputs: Tensor,
-    generator: torch.Generator,
-    *,
-    retain_statistics: bool = True,
-    blur_by_channel: bool = False,
-    rescale: bool = False,
-    official: bool = False,
-) -> Style:
+    inputs: Tensor, generator: torch.Generator, *, retain_statistics: bool = True, blur_by_channel: bool = False,
+    rescale: bool = False, official: bool = False,
+) -> Style:  # fmt: skip
     """Draw the parameters of a strong view for these inputs.
 
     ``blur_by_channel`` follows the official release: a sample chosen for blur (p = 0.5) then blurs each channel

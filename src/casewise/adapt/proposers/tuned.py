@@ -175,15 +175,9 @@ class TunedEpisode(ForwardEpisode):
     shrinks = True
 
     def __init__(
-        self,
-        backbone: Backbone,
-        passes: list[ForwardPass],
-        how: Adaptation,
-        case: PreparedCase,
-        read: _Reader,
-        shares: tuple[float, ...],
-        **more: Any,
-    ) -> None:
+        self, backbone: Backbone, passes: list[ForwardPass], how: Adaptation, case: PreparedCase, read: _Reader,
+        shares: tuple[float, ...], **more: Any
+    ) -> None:  # fmt: skip
         super().__init__(case, backbone, read.pipeline, passes, how, **more)
         self._read, self._shares = read, shares
 

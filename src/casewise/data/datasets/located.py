@@ -69,17 +69,9 @@ def files_of(cohort: Cohort) -> Mapping[str, LocatedCase]:
 
 
 def cohort_of(
-    name: str,
-    root: Path,
-    found: Iterable[LocatedCase],
-    *,
-    label: LabelReader,
-    classes: tuple[str, ...] = (),
-    ignore: int | None = None,
-    color: bool = True,
-    notice: str = "",
-    facts: Mapping[str, str] | None = None,
-) -> Cohort:
+    name: str, root: Path, found: Iterable[LocatedCase], *, label: LabelReader, classes: tuple[str, ...] = (),
+    ignore: int | None = None, color: bool = True, notice: str = "", facts: Mapping[str, str] | None = None,
+) -> Cohort:  # fmt: skip
     """Make a cohort in the order of its ids. No file is opened; ids must be unique, files must be under the root."""
     by_id: dict[str, LocatedCase] = {}
     for one in sorted(found, key=lambda one: one.id):

@@ -142,14 +142,9 @@ class Fits:
 
 
 def compare_designs(
-    known: Sequence[Known],
-    setting: Setting,
-    designs: Mapping[str, Design] | None = None,
-    *,
-    allowed_hurt: float = ALLOWED_HURT,
-    nested: bool = True,
-    progress: Progress | None = None,
-) -> DesignComparison:
+    known: Sequence[Known], setting: Setting, designs: Mapping[str, Design] | None = None, *,
+    allowed_hurt: float = ALLOWED_HURT, nested: bool = True, progress: Progress | None = None,
+) -> DesignComparison:  # fmt: skip
     """Score every design by cross-fitting, and take the best one that passes; M0 if none does.
 
     Args:
@@ -312,18 +307,10 @@ def _row(
 
 
 def fitted_choice(
-    archive: Archive,
-    design: str,
-    *,
-    consensus: str | None = None,
-    ladders: Sequence[str] = (),
-    fixed: Sequence[str] = (),
-    allowed_hurt: float = ALLOWED_HURT,
-    flag_below: float | None = None,
-    at: float = 0.9,
-    progress: Progress | None = None,
-    on_compared: OnCompared | None = None,
-) -> tuple[str, dict[str, Any], dict[str, Any]]:
+    archive: Archive, design: str, *, consensus: str | None = None, ladders: Sequence[str] = (),
+    fixed: Sequence[str] = (), allowed_hurt: float = ALLOWED_HURT, flag_below: float | None = None, at: float = 0.9,
+    progress: Progress | None = None, on_compared: OnCompared | None = None,
+) -> tuple[str, dict[str, Any], dict[str, Any]]:  # fmt: skip
     """Fit a design, or compare all of them (``default``), on the labelled cases of an archive.
 
     All figures come from cases whose patient took no part in fitting.

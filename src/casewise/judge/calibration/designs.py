@@ -229,16 +229,11 @@ class KnownEdits:
             return METRICS[self.metric].of(mask, label, ignore=self.ignore, spacing_mm=self.spacing_mm)
 
         return Edit(
-            features,
-            pieces.before,
-            pieces.after,
-            size=tally(valid),
+            features, pieces.before, pieces.after, size=tally(valid),
             lost=tally(valid & (truth == pieces.before[pieces.number])),
-            won=tally(valid & (truth == pieces.after[pieces.number])),
-            counts=counts,
-            metric=self.metric,
+            won=tally(valid & (truth == pieces.after[pieces.number])), counts=counts, metric=self.metric,
             scored=scored if METRICS[self.metric].of_counts is None else None,
-        )
+        )  # fmt: skip
 
 
 Design = Callable[[Sequence[Known], Setting], Controller]

@@ -141,11 +141,9 @@ def fit_quality(
     known = np.isfinite(worst)
     quality = Quality(
         middle=float(np.median(own[np.isfinite(own)])),
-        ratio=cluster_quantile(worst[known], names[known].tolist(), level),
-        level=level,
-        signal=chosen if used else None,
-        softening=SOFTENING,
-    )
+        ratio=cluster_quantile(worst[known], names[known].tolist(), level), level=level,
+        signal=chosen if used else None, softening=SOFTENING,
+    )  # fmt: skip
     return QualityFit(quality, int(known.sum()), len(set(names[known].tolist())), rho, p)
 
 

@@ -246,15 +246,9 @@ WHAT = {
 
 
 def promise(
-    losses: Sequence[str],
-    alphas: Sequence[float],
-    delta: float | None,
-    policy: str,
-    metric: str,
-    units: int,
-    unit: str,
-    margin: float = 0.0,
-) -> str:
+    losses: Sequence[str], alphas: Sequence[float], delta: float | None, policy: str, metric: str, units: int,
+    unit: str, margin: float = 0.0,
+) -> str:  # fmt: skip
     """Return the statement of a certificate: a mean over new units, in expectation or with probability 1 - delta."""
     pairs = zip(losses, alphas, strict=True)
     words = {

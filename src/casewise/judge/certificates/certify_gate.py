@@ -151,16 +151,9 @@ def gated_cases(
 
 
 def certify_gate(
-    archive: Archive,
-    policy: Policy,
-    *,
-    loss: str,
-    alpha: float,
-    population: str = "all",
-    within: str = "mean",
-    evaluation: Archive | None = None,
-    force: bool = False,
-) -> tuple[Certificate, Policy]:
+    archive: Archive, policy: Policy, *, loss: str, alpha: float, population: str = "all", within: str = "mean",
+    evaluation: Archive | None = None, force: bool = False,
+) -> tuple[Certificate, Policy]:  # fmt: skip
     """Certify a region gate: its surrogate risk (T1), or its deployed HA by the envelope (T5)."""
     if not metadata_of(controller_kind(policy)).gates:
         raise BadInput(f"a gate certificate needs the policy 'region-gate', got {policy.name!r} ({policy.controller})")

@@ -61,14 +61,9 @@ class Promise:
 
 
 def certify_router(
-    archive: Archive,
-    policy: Policy,
-    asked: Promise,
-    *,
-    evaluation: Archive | None = None,
-    force: bool = False,
+    archive: Archive, policy: Policy, asked: Promise, *, evaluation: Archive | None = None, force: bool = False,
     together: Together = (),
-) -> tuple[Certificate, Policy]:
+) -> tuple[Certificate, Policy]:  # fmt: skip
     """Certify the deployed harm of a router; return the certificate and the router with cut_high = min(own, certified).
 
     Without a certified cut the policy is M0. Labels of ``evaluation`` are read through its exposure ledger, and the
@@ -116,18 +111,10 @@ def note_attempt(
 
 
 def issue(
-    archive: Archive,
-    policy: Policy,
-    asked: Promise,
-    evidence: Evidence,
-    cut: float | None,
-    bound: float | None,
-    reach: tuple[float, int],
-    points: tuple[dict[str, float], ...],
-    said: Mapping[str, Any],
-    designs: int = 1,
+    archive: Archive, policy: Policy, asked: Promise, evidence: Evidence, cut: float | None, bound: float | None,
+    reach: tuple[float, int], points: tuple[dict[str, float], ...], said: Mapping[str, Any], designs: int = 1,
     halved: bool = False,
-) -> tuple[Certificate, Policy]:
+) -> tuple[Certificate, Policy]:  # fmt: skip
     """Return the certificate of a search that found ``cut`` (or None) among ``designs``, and the certified policy.
 
     ``halved``: as many other patients fitted the policies.

@@ -51,14 +51,9 @@ from casewise.judge.policy import among_candidates, check_go, check_held_out, co
 
 
 def selected(
-    scores: ArrayLike,
-    losses: ArrayLike,
-    deployed: ArrayLike,
-    alpha: float,
-    *,
-    below: float = np.inf,
+    scores: ArrayLike, losses: ArrayLike, deployed: ArrayLike, alpha: float, *, below: float = np.inf,
     binary: bool = False,
-) -> float | None:
+) -> float | None:  # fmt: skip
     """Return the largest score that may be kept in this batch; None if nothing may. Infinite scores are never kept.
 
     Only scores below ``below`` may be kept, because the router's own cut still applies. ``binary`` is True only if

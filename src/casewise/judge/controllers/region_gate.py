@@ -53,14 +53,10 @@ class RegionGate:
         keeps = bool(accepted) or (self.keep_small and scores is not None)
         reason = f"{len(accepted)} of {len(scores or ())} regions have an entropy drop > {self.threshold:.4g}"
         return Verdict(
-            State(1) if keeps else SOURCE,
-            Action.GATE if keeps else Action.ROLLBACK,
-            bucket=None if scores else UNSCORED,
-            coordinate="drop",
-            cut_low=self.threshold,
-            accepted=accepted,
+            State(1) if keeps else SOURCE, Action.GATE if keeps else Action.ROLLBACK,
+            bucket=None if scores else UNSCORED, coordinate="drop", cut_low=self.threshold, accepted=accepted,
             reason=f"no region has a score: {OFF_GRID}" if scores is None else reason,
-        )
+        )  # fmt: skip
 
     def output(self, mask: Callable[[State], Mask], decision: Decision) -> Mask:
         """Return M0 with the regions of the step-1 edit that a decision accepted; M0 itself after a rollback."""

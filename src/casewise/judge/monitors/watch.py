@@ -160,16 +160,9 @@ def numbers_of(decision: Decision) -> dict[str, float]:
 
 
 def start_watch(
-    archive: Archive,
-    policy: Policy,
-    kinds: Sequence[str] = DRIFT,
-    *,
-    delta: float = 0.05,
-    limit: float | None = None,
-    certificate: Certificate | None = None,
-    first: int = 20,
-    suspend_on_harm: bool = False,
-) -> Watch:
+    archive: Archive, policy: Policy, kinds: Sequence[str] = DRIFT, *, delta: float = 0.05, limit: float | None = None,
+    certificate: Certificate | None = None, first: int = 20, suspend_on_harm: bool = False,
+) -> Watch:  # fmt: skip
     """Start a watch over the stream of one policy.
 
     Args:

@@ -83,15 +83,12 @@ def summary(found: Regions, *, foreground_voxels: int) -> Fragmentation:
     area, sizes = found.area, found.sizes
     largest = int(sizes.max()) if area else 0
     return Fragmentation(
-        regions=int(found.kept.sum()),
-        delta=area / math.prod(found.shape),
-        area=area,
+        regions=int(found.kept.sum()), delta=area / math.prod(found.shape), area=area,
         effective_regions=area**2 / float(sizes @ sizes) if area else 0.0,
         largest_share=largest / area if area else None,
         singleton_share=int((sizes == 1).sum()) / area if area else None,
-        delta_foreground=area / foreground_voxels if foreground_voxels else None,
-        largest=largest,
-    )
+        delta_foreground=area / foreground_voxels if foreground_voxels else None, largest=largest,
+    )  # fmt: skip
 
 
 def edit_signals(source: Any, adapted: Any, **measure: Any) -> dict[str, float | None]:

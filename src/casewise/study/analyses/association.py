@@ -60,15 +60,9 @@ def association_of(study: Study) -> Finding:
 
 
 def association(
-    outcomes: pd.DataFrame,
-    *,
-    signals: Sequence[str] | None = None,
-    by_group: bool = False,
-    differences: bool = True,
-    include_first: bool = False,
-    resamples: int = RESAMPLES,
-    seed: int = RESAMPLING_SEED,
-) -> Finding:
+    outcomes: pd.DataFrame, *, signals: Sequence[str] | None = None, by_group: bool = False, differences: bool = True,
+    include_first: bool = False, resamples: int = RESAMPLES, seed: int = RESAMPLING_SEED,
+) -> Finding:  # fmt: skip
     """Spearman of every signal with HA, of levels and of differences between consecutive steps (I1-I3, I5, I6).
 
     Rows are (case, step) with step >= 1; differences begin with step 2 unless ``include_first``. Whole clusters are

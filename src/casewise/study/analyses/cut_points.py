@@ -277,17 +277,10 @@ def _sensitivity_lead(study: Study, refit: Finding) -> str:
 
 
 def calibration_sensitivity(
-    calibration_values: ArrayLike,
-    evaluation_values: pd.Series,
-    arms: Arms,
-    *,
-    reference: pd.DataFrame,
-    sizes: Sequence[int] = (5, 10, 15),
-    draws: int = 500,
-    seed: int = RESAMPLING_SEED,
-    percentiles: tuple[float, float] = CONVENTIONS["medical"],
-    clusters: ArrayLike | None = None,
-) -> Finding:
+    calibration_values: ArrayLike, evaluation_values: pd.Series, arms: Arms, *, reference: pd.DataFrame,
+    sizes: Sequence[int] = (5, 10, 15), draws: int = 500, seed: int = RESAMPLING_SEED,
+    percentiles: tuple[float, float] = CONVENTIONS["medical"], clusters: ArrayLike | None = None,
+) -> Finding:  # fmt: skip
     """Refit the cut-points on subsamples of the calibration cases and replay the whole evaluation split (K1-K4).
 
     ``evaluation_values`` is the coordinate by case. ``reference`` is the deployed frame of the budget to beat. The

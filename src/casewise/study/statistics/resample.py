@@ -140,14 +140,9 @@ def cluster_numbers(frame: pd.DataFrame) -> NDArray[np.int64]:
 
 
 def mean_interval(
-    values: ArrayLike,
-    *,
-    clusters: NDArray[np.int64] | None = None,
-    resamples: int = RESAMPLES,
-    seed: int = RESAMPLING_SEED,
-    method: str = "auto",
-    largest: float = np.inf,
-) -> Interval:
+    values: ArrayLike, *, clusters: NDArray[np.int64] | None = None, resamples: int = RESAMPLES,
+    seed: int = RESAMPLING_SEED, method: str = "auto", largest: float = np.inf,
+) -> Interval:  # fmt: skip
     r"""Interval of a mean over cases; the cases of one cluster (patient or sequence) go together.
 
     Below 200 clusters it is Student's t with the degrees of freedom of the clusters, because the percentile bootstrap
