@@ -55,6 +55,7 @@ def test_a_found_file_names_no_code(line: str, table: str) -> None:
 OUTSIDE = [
     'report = "/tmp/log"', 'report = "../log"', 'report = "~/.bashrc"', 'report = "/tmp/report.json"',
     'model = "/models/heart"', 'propose = ["members:/models/heart"]', 'propose = ["x=members:a,../../heart"]',
+    'propose = ["imported:/masks"]', 'propose = ["x=imported:../masks"]',
 ]  # fmt: skip
 
 
@@ -79,6 +80,17 @@ def test_a_found_file_overrides_nothing(line: str) -> None:
     with pytest.raises(Refused, match="overrides a refusal"):
         read(f"[predict]\n{line}\n", "predict")
     assert read(f"[predict]\n{line}\n", "predict", named=True)
+
+
+@pytest.mark.parametrize(
+    ("command", "line"),
+    [("predict", 'address = "ray://elsewhere:10001"'), ("serve", 'host = "0.0.0.0"'), ("serve", "allow-host = ['x']")],
+)
+def test_a_found_file_connects_with_no_other_computer(command: str, line: str) -> None:
+    """A Ray cluster gets the images, and what it sends back is unpickled."""
+    with pytest.raises(Refused, match="connects this computer with others"):
+        read(f"[{command}]\n{line}\n", command)
+    assert read(f"[{command}]\n{line}\n", command, named=True)
 
 
 @pytest.mark.parametrize("named", [False, True])

@@ -227,3 +227,12 @@ def test_no_cases_start_no_cluster() -> None:
 def test_nonsense_is_refused(options: dict[str, int], said: str) -> None:
     with pytest.raises(BadInput, match=said):
         RayEngine(**options)
+
+
+def test_an_address_without_a_cluster_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)  # other tests may share a Ray of this machine
+    with (
+        pytest.raises(BadInput, match=r"no Ray cluster answers at 'nonsense' .*; name one that runs"),
+        connected("nonsense"),
+    ):
+        pass

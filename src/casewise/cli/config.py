@@ -11,8 +11,8 @@ line of it.
 
 A key that no option has is an error, and so is a trust flag: those are given on the command line only. A
 ``casewise.toml`` that was found in the working directory, and not named with ``--config``, can also set no address
-(``package.module:Name``), no path outside the working directory, and no flag that overwrites files or overrides a
-refusal. One line on stderr says which file was read.
+(``package.module:Name``), no path outside the working directory, no connection with other computers, and no flag that
+overwrites files or overrides a refusal. One line on stderr says which file was read.
 """
 
 from __future__ import annotations
@@ -26,12 +26,15 @@ import typer
 
 from casewise.core.errors import BadInput, Refused
 from casewise.core.formats import read_toml
-from casewise.core.registry import PROPOSERS, Registry, addresses_in
+from casewise.core.registry import Registry, addresses_in
 
 CONFIG = "casewise.toml"
 ALL = "all"
 _PROPOSALS = frozenset({"objective", "propose"})  # options in which "views:mri" names registered views
-_OVERRIDES = frozenset({"overwrite", "force", "ignore_geometry"})
+_REFUSED = {
+    **dict.fromkeys(("overwrite", "force", "ignore_geometry"), "overrides a refusal"),
+    **dict.fromkeys(("address", "host", "allow_host"), "connects this computer with others"),
+}
 
 
 def read_config(path: Path | None) -> tuple[Path | None, dict[str, dict[str, Any]]]:
@@ -110,8 +113,8 @@ def _check_harmless(file: Path, key: str, option: str, value: Any, *, named: boo
         wrong = f"{key} = {value!r} names code to run ({code})"
     elif outside is not None:
         wrong = f"{key} = {value!r} is a path outside of this folder"
-    elif option in _OVERRIDES:
-        wrong = f"{key} overrides a refusal"
+    elif option in _REFUSED:
+        wrong = f"{key} {_REFUSED[option]}"
     else:
         return
     raise Refused(f"{file} was found automatically, and {wrong}; to allow this, use --config {file}")
@@ -127,8 +130,7 @@ def _leaves_folder(text: str, *, proposers: bool) -> bool:
     """True if the text, or a part of it behind a comma, an equals sign or a proposer's prefix, is a path outside."""
     here = Path.cwd().resolve()
     for word in map(str.strip, re.split(r"[,=@]", text)):
-        kind, _, rest = word.partition(":")
-        place = rest if proposers and kind in PROPOSERS else word
+        place = (proposers and word.partition(":")[2]) or word  # imported:/masks is a path, too
         try:
             outside = place.startswith("~") or not (here / place).resolve().is_relative_to(here)
         except (OSError, ValueError):  # not a path: too long, or with a null byte

@@ -69,7 +69,10 @@ def connected(address: str | None) -> Iterator[None]:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no usage statistics are sent
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     own = {} if address else {"num_cpus": os.cpu_count() or 1, "include_dashboard": False}
-    ray.init(address=address, log_to_driver=False, logging_level="ERROR", **own)
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level="ERROR", **own)
+    except (ConnectionError, ValueError) as error:  # nothing answers there, or it is no address
+        raise BadInput(f"no Ray cluster answers at {address!r} ({in_one_line(error)}); name one that runs") from None
     try:
         yield
     finally:
