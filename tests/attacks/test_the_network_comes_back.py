@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import re
 import sys
 from contextlib import nullcontext
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from casewise.adapt.backbones.module import of_network
 from casewise.adapt.networks import PlainUNet
@@ -43,6 +46,8 @@ class Vandal:
                 weight.detach().numpy()[:] *= -3
             elif self.how == "list":
                 subject.network.listed[0].mul_(-3)
+            elif self.how == "object":
+                subject.network.settings.scale = -3
             elif self.how == "parameter":
                 subject.network.head.weight = nn.Parameter(weight.detach() * -3)
             elif self.how == "selected parameter":
@@ -66,10 +71,10 @@ class Listed(PlainUNet):
 
     def __init__(self) -> None:
         super().__init__(features=(4, 8))
-        self.listed = [torch.ones(1)]
+        self.listed, self.settings = [torch.ones(1)], SimpleNamespace(scale=1)
 
     def forward(self, image):
-        return super().forward(image) * self.listed[0]
+        return super().forward(image) * self.listed[0] * self.settings.scale
 
 
 @pytest.fixture
@@ -89,10 +94,12 @@ def m0(network: nn.Module, image: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("error", [None, ValueError("on top")])
-@pytest.mark.parametrize("how", ["data", "numpy", "list", "hook", "parameter", "selected parameter", "layer", "eps"])
+@pytest.mark.parametrize(
+    "how", ["data", "numpy", "list", "object", "hook", "parameter", "selected parameter", "layer", "eps"]
+)
 def test_the_next_case_gets_the_same_m0(network, image, how, error):
     before, mask = fingerprint(network), m0(network, image)
-    allowed = how == "hook" and error is None
+    allowed = how in ("hook", "object") and error is None
     with nullcontext() if allowed else pytest.raises((MovedUnselected, ValueError, RuntimeError)):
         guard(Case("a", image), network, FixedK(1), Vandal(how, error), steps=1)
     assert fingerprint(network) == before
@@ -121,13 +128,13 @@ class Vandal(Tent):
         update = super().begin(subject)
         def vandalize():
             subject.network.head.weight.data.mul_(-3)
-            if RAISES: raise ValueError("on top")
+            if RAISES: raise RAISES("on top")
             return update()
         return vandalize
 """
 
 
-@pytest.mark.parametrize("raises", [False, True])
+@pytest.mark.parametrize("raises", ["False", "ValueError", "SystemExit"])
 def test_predict_delivers_m0_for_this_case_and_the_next(tmp_path, monkeypatch, raises):
     import importlib
 
@@ -156,7 +163,7 @@ def test_predict_delivers_m0_for_this_case_and_the_next(tmp_path, monkeypatch, r
     for number in range(3):
         entry = json.loads((tmp_path / "out" / "casewise" / f"{number}.json").read_text())
         assert entry["status"] == "fallback"
-        assert entry["error_kind"] == "MovedUnselected"
+        assert entry["error_kind"] == ("RuntimeError" if raises == "SystemExit" else "MovedUnselected")
         masks = [(tmp_path / out / f"{number}.nii.gz").read_bytes() for out in ("m0", "out")]
         assert masks[0] == masks[1]
 
@@ -221,6 +228,19 @@ def test_features_beside_the_logits_are_not_taken_for_them(image):
     assert made.mask.max() < 4
 
 
+CONV, CONVOLVE = type("Kept", (nn.Conv2d,), {"forward": nn.Conv2d.forward}), nn.functional.conv2d
+
+
+def negated(function):
+    return lambda *given, **more: -function(*given, **more)
+
+
+class Negating(TorchDispatchMode):
+    def __torch_dispatch__(self, function, types, given=(), more=None):
+        found = function(*given, **(more or {}))
+        return -found if "convolution.default" in str(function) else found
+
+
 SETTINGS = {
     "dtype": (torch.get_default_dtype, lambda: torch.set_default_dtype(torch.float64)),
     "device": (torch.get_default_device, lambda: torch.set_default_device("meta")),
@@ -234,6 +254,22 @@ SETTINGS = {
     "NumPy's random numbers": (lambda: str(np.random.get_state()), lambda: np.random.seed(7)),
     "Python's random numbers": (random.getstate, lambda: random.seed(7)),
     "NumPy's errors": (np.geterr, lambda: np.seterr(all="raise")),
+    "folder": (os.getcwd, lambda: os.chdir("/")),
+    "environment": (os.environ.copy, lambda: os.environ.update({"PATH": "/nowhere", "NEW": "1"})),
+    "kernels of CUDA": (
+        lambda: torch.backends.cudnn.benchmark,
+        lambda: setattr(torch.backends.cudnn, "benchmark", not torch.backends.cudnn.benchmark),
+    ),
+    "tiny numbers": (lambda: float(torch.tensor(1e-40) * 1), lambda: torch.set_flush_denormal(True)),
+    "a device that is not left": (torch._C._len_torch_function_stack, lambda: torch.device("meta").__enter__()),
+    "a mode that is not left": (torch._C._len_torch_dispatch_stack, lambda: Negating().__enter__()),
+    "forward of a network": (lambda: Listed.forward, lambda: setattr(Listed, "forward", PlainUNet.forward)),
+    "forward of a layer": (lambda: nn.Conv2d.forward, lambda: setattr(nn.Conv2d, "forward", negated(CONV.forward))),
+    "a method that a class did not have": (
+        lambda: "__call__" in vars(Listed),
+        lambda: setattr(Listed, "__call__", negated(nn.Module.__call__)),
+    ),
+    "a function of torch": (lambda: nn.functional.conv2d, lambda: setattr(nn.functional, "conv2d", negated(CONVOLVE))),
     "hooks of all modules": (
         lambda: len(nn.modules.module._global_forward_hooks),
         lambda: nn.modules.module.register_module_forward_hook(lambda *found: -found[-1]),

@@ -86,8 +86,9 @@ class Certificate:
 
 
 def policy_digest(policy: Policy) -> str:
-    """Return the sha256 of everything that a policy's decisions depend on."""
+    """Return the sha256 of everything that a policy's decisions depend on; where tuned weights lie is left out."""
     plain = asdict(policy)
+    plain["ladders"] = {name: {**how, "tuned": None} for name, how in policy.ladders.items()}  # bound by their hash
     parts = {key: plain[key] for key in ("controller", "options", "groups", "steps", "binding", "calibration_id")}
     return json_sha256(parts | {key: plain[key] for key in ("ladder", "ladders", "cleanup") if plain[key]})
 
