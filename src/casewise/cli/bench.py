@@ -37,7 +37,8 @@ def bench(
         None, "--calibration", help="Calibration cases: a folder, or an archive if DATA is an archive."
     ),
     share: float = setting(
-        0.3, help="Share of patients drawn for calibration, without --calibration and without a column split."
+        0.3,
+        help="Share of patients drawn for calibration if --calibration and a column split are missing.",
     ),
     propose: list[str] | None = typer.Option(
         None,

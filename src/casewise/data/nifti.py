@@ -126,7 +126,7 @@ def _fields(path: Path, start: bytes) -> Any:
     from nibabel import Nifti1Header, Nifti2Header
 
     if len(start) < _NIFTI1:
-        raise BadInput(f"{path.name} is {len(start)} bytes long; a NIfTI header alone has {_NIFTI1}")
+        raise BadInput(f"{path.name} is {len(start)} bytes long, a NIfTI header has {_NIFTI1}; copy it again")
     for order in "<>":
         size = struct.unpack(f"{order}i", start[:4])[0]
         if size == _NIFTI1 and start[344:347] in (b"n+1", b"ni1"):

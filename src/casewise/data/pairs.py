@@ -217,7 +217,7 @@ def _on_grid(case_id: str, name: str, placed: Placed, grid: Placed, resample: st
         )
     if placed.mask.ndim != grid.mask.ndim:
         raise BadPair(
-            "shape", f"{case_id}: old has {grid.mask.ndim} axes, {name} {placed.mask.ndim}; they cannot be compared"
+            "shape", f"{case_id}: old has {grid.mask.ndim} axes, {name} {placed.mask.ndim}; export both alike"
         )
     return replace(grid, mask=_nearest(placed, grid))
 
