@@ -17,6 +17,7 @@ from typer.testing import CliRunner  # noqa: E402
 from worlds.dicom_series import OBLIQUE, STRAIGHT, find_series, write_series  # noqa: E402
 
 import casewise  # noqa: E402
+from casewise.archive.store import open_archive  # noqa: E402
 from casewise.cli import app  # noqa: E402
 from casewise.core.errors import BadInput  # noqa: E402
 from casewise.data import dicom_objects as objects  # noqa: E402
@@ -189,6 +190,61 @@ def test_import_and_qc_read_dicom_too(tmp_path):
     result = CliRunner().invoke(app, [str(word) for word in words])
     assert result.exit_code == 0, (result.output, result.exception)
     assert "P1" in (tmp_path / "qc" / "qc.csv").read_text()
+
+
+def test_contours_alone_are_imported_and_controlled_with_their_images_and_keep_their_patients(tmp_path):
+    """Two series of one patient: both have the patient of their headers."""
+    for case in ("P1_ED", "P1_ES"):
+        series = series_of(tmp_path, case, PatientID="P1")
+        for name, label in (("old", 1), ("new", 2)):
+            outlines = [contours(truth()[2] == label, series, 2)]
+            write_rtstruct(tmp_path / name / f"{case}.dcm", series, {"LV": outlines}, "P1")
+    folders, images = [str(tmp_path / "old"), str(tmp_path / "new")], ["-i", str(tmp_path / "images")]
+    words = [
+        "import",
+        "--old",
+        folders[0],
+        "--new",
+        folders[1],
+        "--labels",
+        folders[0],
+        "-o",
+        str(tmp_path / "archive"),
+    ]
+    assert "give the image series with -i IMAGES" in str(CliRunner().invoke(app, words).exception)
+    result = CliRunner().invoke(app, [*words, *images])
+    assert result.exit_code == 0, (result.output, result.exception)
+    clusters = {entry.cluster for entry in open_archive(tmp_path / "archive").entries.values()}
+    assert len(clusters) == 1
+    assert next(iter(clusters)).startswith("patient-")
+    result = CliRunner().invoke(app, ["qc", *folders, *images, "-o", str(tmp_path / "qc")])
+    assert result.exit_code == 0, (result.output, result.exception)
+    assert "grid" not in (tmp_path / "qc" / "qc.csv").read_text()
+
+
+def test_the_damaged_file_is_named_and_not_the_intact_one_beside_it(tmp_path):
+    """A contour of two and a half points, a header that was overwritten, an empty file."""
+    for patient in ("P1", "P2", "P3", "P4"):
+        series = series_of(tmp_path, patient)
+        outline = contours(truth()[2] == 1, series, 2)
+        write_rtstruct(
+            tmp_path / "signed" / f"{patient}.dcm", series, {"LV": [outline[: 8 if patient == "P1" else 12]]}
+        )
+        path = tmp_path / "ai" / f"{patient}.dcm"
+        path.parent.mkdir(exist_ok=True)
+        objects.write_segmentation(path, truth(), series, classes=CLASSES)
+    held = bytearray((tmp_path / "ai" / "P2.dcm").read_bytes())
+    held[200:600] = np.random.default_rng(0).bytes(400)
+    (tmp_path / "ai" / "P2.dcm").write_bytes(held)
+    (tmp_path / "ai" / "P3.dcm").write_bytes(b"")
+    found = casewise.compare(tmp_path / "ai", tmp_path / "signed", images=tmp_path / "images")
+    assert [case.id for case in found.cases] == ["P4"]
+    assert found.pairs == 4
+    said = {problem.case: problem.message for problem in found.problems if problem.kind == "unreadable"}
+    assert said["P1"].startswith("signed/P1.dcm cannot be read")
+    assert "ai/" not in said["P1"]
+    for patient in ("P2", "P3"):
+        assert said[patient] == f"ai/{patient}.dcm cannot be read as DICOM; export it again"
 
 
 def test_what_cannot_be_placed_is_reported(tmp_path):

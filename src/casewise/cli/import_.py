@@ -25,6 +25,7 @@ def import_(
     old: Path = typer.Option(None, help="Instead of --masks: folder with the original mask of each case."),
     new: Path = typer.Option(None, help="With --old: folder with the new mask of each case, under the same names."),
     labels: Path = typer.Option(None, help="Folder with labels, <case>.* of the same file types."),
+    images: Path = typer.Option(None, "--images", "-i", help="DICOM series, which contours alone need."),
     out: Path = typer.Option(..., "--out", "-o", help="Archive to create or continue."),
     signals: Path = setting(None, help="signals.csv: case, step, then one column per signal."),
     groups: Path = typer.Option(None, help="CSV with case and any of cluster (patient), group (site), split."),
@@ -55,7 +56,10 @@ def import_(
     from casewise.measure.signals.fragmentation import edit_signals
 
     METRICS[metric]
-    found = find_masks(masks, labels) if masks is not None else _one_candidate(old, new, labels, out / "dicom")
+    if masks is not None:
+        found, patients = find_masks(masks, labels), None
+    else:
+        found, patients = _one_candidate(old, new, labels, images, out / "dicom")
     for one in found:
         for file in (*one.states.values(), *([] if one.label is None else [one.label])):
             check_same_place(one.states[State(0)], file)
@@ -76,7 +80,9 @@ def import_(
     def compare(source: Mask, adapted: Mask) -> dict[str, float | None]:
         return edit_signals(source, adapted, min_area=min_area, foreground=foreground)
 
-    added = import_masks(archive, found, read=_read, compare=compare, signals=signals, groups=groups, made_by=method)
+    added = import_masks(
+        archive, found, read=_read, compare=compare, signals=signals, groups=groups or patients, made_by=method
+    )
     for _ in tqdm(added, total=len(found), unit="case", disable=None):
         pass
     archive.seal()
@@ -88,9 +94,11 @@ def import_(
     )
 
 
-def _one_candidate(old: Path | None, new: Path | None, labels: Path | None, keep: Path) -> tuple[Found, ...]:
-    """Archives with one candidate, from two flat folders; every case needs both masks and, if labels are given, its
-    label."""
+def _one_candidate(
+    old: Path | None, new: Path | None, labels: Path | None, images: Path | None, keep: Path
+) -> tuple[tuple[Found, ...], Path | None]:
+    """Return the masks of every case from two flat folders, with its label if labels are given, and the table of the
+    patients of DICOM masks."""
     from casewise.archive.mask_import import Found
     from casewise.core.errors import BadInput
     from casewise.core.records import State
@@ -99,9 +107,9 @@ def _one_candidate(old: Path | None, new: Path | None, labels: Path | None, keep
 
     if old is None or new is None:
         raise BadInput("give --masks with <case>/step_0.*, step_1.*, or --old and --new with one mask per case each")
-    (old, new, labels), _, refused = nifti_folders([old, new, labels], keep)
+    (old, new, labels), patients, refused = nifti_folders([old, new, labels], keep, images=images)
     if refused:
-        raise BadInput(f"{next(iter(refused.values()))}; or take the case out of the folders")
+        raise BadInput(f"{'; '.join(refused.values())}; or take the cases out of the folders")
     assert old is not None
     assert new is not None
     found = []
@@ -110,7 +118,7 @@ def _one_candidate(old: Path | None, new: Path | None, labels: Path | None, keep
             lacks = "old mask" if pair.old is None else "new mask" if pair.new is None else "label"
             raise BadInput(f"case {pair.id} has no {lacks}; add it, or remove the case from the folders")
         found.append(Found(pair.id, {State(0): pair.old, State(1): pair.new}, pair.label))
-    return tuple(found)
+    return tuple(found), patients
 
 
 def _read(path: Path) -> tuple[Mask, tuple[float, ...] | None]:

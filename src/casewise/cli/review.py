@@ -92,6 +92,7 @@ def qc(
     ),
     out: Path = typer.Option(..., "--out", "-o", help="Folder for qc.csv (worst first), signals.csv and quality.json."),
     labels: Path = typer.Option(None, "--labels", "-l", help="Folder with labels of some of the cases."),
+    images: Path = typer.Option(None, "--images", "-i", help="DICOM series, which contours alone need."),
     cases: Path = typer.Option(None, help="CSV with case and cluster (patient)."),
     flag_below: float = typer.Option(0.7, help="Flag cases whose metric may be below this."),
     confidence: float = typer.Option(0.9, help="Probability that the lower bound of the metric holds."),
@@ -128,7 +129,7 @@ def qc(
     else:
         from casewise.data.dicom_masks import nifti_folders
 
-        (*read, labels_read), patients, refused = nifti_folders([*folders, labels], out / "dicom")
+        (*read, labels_read), patients, refused = nifti_folders([*folders, labels], out / "dicom", images=images)
         cases = cases or patients  # type: ignore[assignment]
         masks = [one for one in read if one is not None]
         found = folder_opinions(masks, labels=labels_read, cases=cases, refused=refused)

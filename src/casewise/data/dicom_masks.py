@@ -154,17 +154,27 @@ def find_mask_objects(folder: Path, refused: dict[Path, str]) -> list[MaskObject
     """Find every SEG and RTSTRUCT below a folder; damaged ones go into ``refused``, other DICOM files are ignored."""
     found = []
     for path in plain_files(folder):
-        if is_dicom(path) and _modality(path) in KINDS:
-            try:
+        if path.suffix.lower() != ".dcm" and not is_dicom(path):
+            continue
+        kind = _modality(path)
+        try:
+            if not kind:  # every DICOM object has a modality
+                raise BadInput(f"{_placed_name(path)} cannot be read as DICOM; export it again")
+            if kind in KINDS:
                 found.append(_object(path))
-            except BadInput as error:
-                refused[path] = str(error)
+        except BadInput as error:
+            refused[path] = str(error)
     return found
 
 
 def _placed_name(path: Path) -> str:
     """Name a file with its folder, because exports give all patients files of one name."""
     return f"{path.parent.name}/{path.name}"
+
+
+def _damaged(about: MaskObject, error: Exception) -> BadInput:
+    """The refusal of one file; highdicom and pydicom raise many kinds on damaged files."""
+    return BadInput(f"{_placed_name(about.path)} cannot be read ({in_one_line(error)}); export it again")
 
 
 def _stem(path: Path) -> str:
@@ -240,7 +250,7 @@ def read_masks(
     if grid is None:
         grid = _common_grid([one.grid for one in read.values()])
     if grid is None:
-        names = ", ".join(one.path.name for objects in members.values() for one in objects)
+        names = ", ".join(dict.fromkeys(_placed_name(one.path) for objects in members.values() for one in objects))
         raise BadInput(f"{names}: contours have no grid of their own; give the image series with -i IMAGES")
     found = {}
     for at, objects in members.items():
@@ -248,10 +258,15 @@ def read_masks(
             continue
         mask = np.zeros(grid.shape, np.uint16 if max(numbers.values(), default=0) > 255 else np.uint8)
         for one in objects:
-            if one.kind == "SEG":
-                _place(mask, grid, read[one.path], numbers)
-            else:
-                _fill(mask, grid, one, numbers)
+            try:
+                if one.kind == "SEG":
+                    _place(mask, grid, read[one.path], numbers)
+                else:
+                    _fill(mask, grid, one, numbers)
+            except CasewiseError:
+                raise
+            except Exception as error:
+                raise _damaged(one, error) from error
         found[at] = (mask, grid)
     return found
 
@@ -271,19 +286,10 @@ class _Segmentation:
         try:
             return segread(self.about.path)
         except Exception as error:
-            raise self._damaged(error) from error
-
-    def _damaged(self, error: Exception) -> BadInput:
-        """The refusal of this file; highdicom raises many kinds on damaged files."""
-        return BadInput(f"{_placed_name(self.about.path)} cannot be read ({in_one_line(error)}); export it again")
+            raise _damaged(self.about, error) from error
 
     def _volume(self, **options: Any) -> NDArray[Any]:
-        try:
-            return np.asarray(self._stored.get_volume(allow_missing_positions=True, **options).array)
-        except CasewiseError:
-            raise
-        except Exception as error:
-            raise self._damaged(error) from error
+        return np.asarray(self._stored.get_volume(allow_missing_positions=True, **options).array)
 
     @cached_property
     def grid(self) -> MaskGrid:
