@@ -38,7 +38,7 @@ def run(*arguments: str | Path) -> str:
 def test_inspect_prints_what_it_finds(acdc: Path) -> None:
     text = run(acdc)
     assert "acdc_driving: layout acdc_driving" in text
-    assert "10, 10 labelled, 5 clusters" in text
+    assert "10, 10 labelled, 5 patients (or sequences)" in text
     assert "13 car (10)" in text
     assert "no problem seen" in text
 

@@ -138,6 +138,13 @@ def test_missing_labels_and_clusters_and_split_patients_are_named(folder: Path) 
     assert "every case will count as one" in " ".join(inspect_folder(folder).problems)
 
 
+def test_a_folder_of_images_alone_names_the_folder_that_has_the_labels(folder: Path) -> None:
+    hint = "to read labels, name the folder that holds images/ and labels/"
+    assert hint in " ".join(inspect_folder(folder / "images").problems)
+    (folder / "labels" / "b.nii.gz").unlink()  # the labels were found, and one of them is missing
+    assert hint not in " ".join(inspect_folder(folder).problems)
+
+
 def test_only_a_sample_is_opened_but_every_header_is_read(folder: Path) -> None:
     seen = inspect_folder(folder, sample=1)
     assert seen.labels_read == 1

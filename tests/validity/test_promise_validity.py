@@ -53,6 +53,8 @@ def test_too_few_patients_are_refused_with_the_number_that_is_needed():
     split = split_for_promise([f"p{k}" for k in range(13)], 0.1)
     assert (len(split.learning), len(split.certifying)) == (4, 9)
     assert "if fewer than 5 patients learn" in split.sentence()  # no test over four can pass
+    assert "9 only for the test of the promise (a risk of at most 0.1)" in split.sentence()
+    assert "If their risks add up to more than 0, large changes will not be used" in split.sentence()
     assert "unless" not in split_for_promise([f"p{k}" for k in range(14)], 0.1).sentence()
     assert not set(split.learning) & set(split.certifying)
     assert len(split_for_promise([f"p{k}" for k in range(40)], 0.1).certifying) == 19

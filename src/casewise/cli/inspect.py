@@ -107,7 +107,7 @@ def _inspect_images(
 
 
 def _lines(seen: Inspection) -> list[str]:
-    clusters = f", {pluralize(seen.clusters, 'cluster')}" if seen.clusters is not None else ""
+    clusters = f", {seen.clusters} patients (or sequences)" if seen.clusters is not None else ""
     lines = [f"{seen.name}: layout {seen.layout}", f"cases       {seen.cases}, {seen.labelled} labelled{clusters}"]
     lines += [
         f"{name:<11} {_some(values)}" for name, values in (("groups", seen.groups), ("splits", seen.splits)) if values

@@ -238,7 +238,8 @@ def _gaps(cohort: Cohort) -> list[str]:
     members = list(cohort.members.values())
     unlabelled, gaps = sum(not member.labelled for member in members), []
     if unlabelled:
-        gaps.append(f"{unlabelled} of {len(members)} cases have no label: they can be segmented, not scored")
+        where = "; to read labels, name the folder that holds images/ and labels/" * (unlabelled == len(members))
+        gaps.append(f"{unlabelled} of {len(members)} cases have no label: they can be segmented, not scored{where}")
     if all(member.cluster is None for member in members):
         gaps.append(
             "no patient is named, so every case will count as one (name patients in cases.csv, or with the "

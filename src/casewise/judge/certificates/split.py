@@ -49,10 +49,10 @@ class PromiseSplit:
     def sentence(self) -> str:
         """Return the cost of the promise, as a sentence."""
         return (
-            f"{len(self.learning)} {UNIT[1]} are for learning and choosing, {len(self.certifying)} only for "
-            f"certifying a risk of at most "
-            f"{self.alpha:g}; these may lose {self.tolerated:.2g} in total before cases "
-            "must be rolled back to M0. Without --promise all would be for learning, with estimates only"
+            f"{len(self.learning)} {UNIT[1]} are for learning and choosing, {len(self.certifying)} only for the test "
+            f"of the promise (a risk of at most {self.alpha:g}). If their risks add up to more than "
+            f"{self.tolerated:.2g}, large changes will not be used. Without --promise all {UNIT[1]} would be for "
+            "learning, and the gain would be an estimate"
             f"{_too_few_to_adopt(len(self.learning))}"
         )
 
