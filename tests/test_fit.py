@@ -315,6 +315,23 @@ def test_a_promise_is_issued_on_patients_who_took_no_part_in_learning(promised):
 FOLDERS = ("archive", "held-out")
 
 
+def test_a_promise_about_views_and_tuned_weights_holds_for_the_deployment_that_is_read_again(tmp_path):
+    """Where several ladders are read, the policy names the folder of the weights, which changes when it is saved."""
+    images, labels = [image for image, _ in DISCS], [label for _, label in DISCS]
+    made = casewise.fit(
+        eroding_model(), images, labels, patients=[f"p{number:02d}" for number in range(14)], views="mirror",
+        tuning=QUICK, promise=0.2, out=tmp_path / "deployment", jobs=1, learning_curve=False,
+    )  # fmt: skip
+    assert made.certificate is not None
+    assert len(made.policy.ladders) == 2
+    for folder in (tmp_path / "deployment", made.save(tmp_path / "copy")):
+        again = casewise.load(folder, model=eroding_model())
+        assert again.certificate == made.certificate
+        image, label = disc(99, 2, 24)
+        new = again.predict(image)
+        assert dice(new.mask, label) > dice(new.source_mask, label) + 0.1
+
+
 def test_a_promise_is_printed_only_where_it_holds(promised, tmp_path):
     """A new disc is covered; a labelled disc is not, and a folder unlike the labelled one is not either."""
     image, label = disc(99, 2, 24)
