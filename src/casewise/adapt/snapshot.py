@@ -9,7 +9,9 @@ compared bit by bit, so a change through ``.data`` or a NumPy view, which torch 
 from __future__ import annotations
 
 import hashlib
+import os
 import random
+import sys
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -19,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils import _python_dispatch
 
 from casewise.core.errors import BadInput, MovedUnselected
 
@@ -67,14 +70,16 @@ def restored(network: nn.Module, changing: Collection[str] | None = None) -> Ite
     found = {name: _Held(tensor) for name, tensor in tensors.items()}
     structure = structure_of(network)
     replaced: list[str] = []
-    with _process_state():
-        try:
+    try:
+        with _process_state(network):
             yield
-        finally:
-            with torch.inference_mode(False), torch.no_grad():
-                for part in structure:
-                    replaced += part.restore()
-                moved = [name for name, held in found.items() if held.restore()]
+    except SystemExit as error:  # sys.exit in published code ends its case, not the run
+        raise RuntimeError(f"the objective called sys.exit({error.code})") from error
+    finally:
+        with torch.inference_mode(False), torch.no_grad():
+            for part in structure:
+                replaced += part.restore()
+            moved = [name for name, held in found.items() if held.restore()]
     touched = [*(name for name in moved if name not in allowed), *(replaced if changing is not None else ())]
     if touched:
         raise MovedUnselected(
@@ -160,14 +165,13 @@ class _Held:
             self.grad.copy_(self.gradient)
         tensor.grad = self.grad
         for name, (value, content) in self.hooks.items():
-            if value is not None and content is not None and value != content:
+            if value is not None and content is not None:
                 _refill(value, content)
             added = getattr(tensor, name)
             if added is not value:
                 added.clear()  # torch calls the hooks in this object even if the attribute was replaced
                 setattr(tensor, name, value)
-        if tensor.__dict__ != self.attributes:
-            _refill(tensor.__dict__, self.attributes)
+        _refill(tensor.__dict__, self.attributes)
         return moved
 
 
@@ -211,8 +215,7 @@ class _Structure:
         """
         changed = self._changed()
         for value, content in self.nested:
-            if list(value) != list(content) or any(value[key] is not content[key] for key in content):
-                _refill(value, content)
+            _refill(value, content)
         self.module.__class__ = self.kind
         _refill(self.module.__dict__, self.plain)
         for held, content in self.loose:
@@ -253,7 +256,7 @@ def _copied(held: Any) -> Any:
 
 
 def _inside(value: Any, known: Collection[int], depth: int = 4) -> Iterator[Any]:
-    """Yield tensors and arrays in plain attributes, and the containers that hold them."""
+    """Yield tensors and arrays in plain attributes, the containers that hold them, and attributes of objects."""
     if isinstance(value, Tensor | np.ndarray):
         if id(value) not in known:
             yield value
@@ -262,6 +265,10 @@ def _inside(value: Any, known: Collection[int], depth: int = 4) -> Iterator[Any]
             yield value
         for item in value.values() if isinstance(value, dict) else value:
             yield from _inside(item, known, depth - 1)
+    elif depth and hasattr(value, "__dict__") and not isinstance(value, type | nn.Module):
+        package = type(value).__module__.partition(".")[0]
+        if package in ("types", "argparse") or package not in sys.stdlib_module_names:  # no function, lock or logger
+            yield from _inside(vars(value), known, depth - 1)
 
 
 def seed_generators(seed: int) -> None:
@@ -272,20 +279,45 @@ def seed_generators(seed: int) -> None:
 
 
 def _refill(held: Any, content: Any) -> None:
-    held.clear()
-    held.update(content)
+    if list(held) != list(content) or (
+        not isinstance(held, set) and any(held[key] is not content[key] for key in held)
+    ):
+        held.clear()
+        held.update(content)
 
 
-_KERNELS = torch.backends.mkldnn
+def _working_folder() -> str:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:  # it was removed
+        return os.curdir
+
+
+def _keep_tiny_numbers(kept: bool) -> None:
+    torch.set_flush_denormal(not kept)
+
+
+def _leave(entered: Callable[[], int], leave: Callable[[], object], before: int) -> None:
+    while entered() > before:
+        leave()
+
+
+_OPERATORS, _FUNCTIONS = torch._C._len_torch_dispatch_stack, torch._C._len_torch_function_stack  # modes of torch
+_FLAGS = {torch.backends.mkldnn: ("enabled",), torch.backends.cudnn: ("enabled", "benchmark", "deterministic")}
 _SETTINGS_OF_PROCESS: tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...] = (
+    (_OPERATORS, partial(_leave, _OPERATORS, _python_dispatch._pop_mode)),
     (torch.get_default_dtype, torch.set_default_dtype),
     (torch.get_default_device, torch.set_default_device),
+    (_FUNCTIONS, partial(_leave, _FUNCTIONS, torch.overrides._pop_mode)),
     (torch.get_num_threads, torch.set_num_threads),
     (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
     (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
     (torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
-    (lambda: _KERNELS.enabled, lambda on: setattr(_KERNELS, "enabled", on)),
+    *((partial(getattr, of, name), partial(setattr, of, name)) for of, names in _FLAGS.items() for name in names),
     (np.geterr, lambda found: np.seterr(**found)),
+    (_working_folder, os.chdir),
+    (os.environ.copy, partial(_refill, os.environ)),
+    (lambda: bool(torch.tensor(1e-40, dtype=torch.float32, device="cpu") * 1), _keep_tiny_numbers),
     *(
         (hooks.copy, partial(_refill, hooks))
         for hooks in vars(nn.modules.module).values()
@@ -296,14 +328,22 @@ _SETTINGS_OF_PROCESS: tuple[tuple[Callable[[], Any], Callable[[Any], object]], .
 
 
 @contextmanager
-def _process_state() -> Iterator[None]:
-    """Return a context that restores settings of torch and the random generators of torch, NumPy and Python."""
+def _process_state(network: nn.Module) -> Iterator[None]:
+    """Return a context that restores settings, random generators, and functions of torch and of the layers' classes."""
     settings = [(read, write, read()) for read, write in _SETTINGS_OF_PROCESS]
+    kinds = {kind for module in network.modules() for kind in type(module).__mro__}
+    code = [(of, dict(vars(of))) for of in (torch, nn.functional, torch.Tensor, *kinds)]
     states = torch.get_rng_state(), np.random.get_state(), random.getstate()
     devices = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else None
     try:
         yield
     finally:
+        for of, names in code:
+            for name, value in names.items():
+                if callable(value) and vars(of).get(name) is not value:
+                    setattr(of, name, value)
+            for name in [one for one in vars(of) if one not in names and isinstance(of, type)]:
+                delattr(of, name)
         for read, write, value in settings:
             if read() != value:
                 write(value)
