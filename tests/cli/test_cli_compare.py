@@ -5,9 +5,11 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
+from html import unescape
 
 import numpy as np
 import pytest
@@ -57,6 +59,13 @@ def test_the_summary_is_strict_json_with_everything_in_it(compared):
     assert summary["problems_by_kind"] == {"missing": 1}
     assert summary["summary"]["change"]["clusters"] == 12
     assert [row["group"] for row in summary["summary"]["groups"]] == ["A", "B"]
+    page = unescape((root / "out" / "report.html").read_text())
+    assert (summary["facts"]["old"], summary["facts"]["new"]) == ("old", "new")
+    assert summary["limits"]
+    assert all(f"<li>{sentence}</li>" in page for sentence in summary["limits"])
+    assert [case["id"] for case in summary["shown"]] == re.findall('<article id="(.*?)">', page)
+    assert all(case["regressions"][0]["voxels"] for case in summary["shown"] if case["change"] < 0)
+    assert "pictures" not in summary["shown"][0]
 
 
 def test_junit_counts_criteria_and_pairs(compared):

@@ -14,7 +14,14 @@ from worlds.updates import heart, planted
 
 from casewise.measure.comparison import comparison
 from casewise.report.comparison_page import case_pictures, comparison_page
-from casewise.report.comparison_text import check_lines, headline, junit_xml, markdown_summary
+from casewise.report.comparison_text import (
+    check_lines,
+    headline,
+    junit_xml,
+    known_limits,
+    markdown_summary,
+    worse_parts,
+)
 from casewise.study.compared_cohort import ComparedCase, Comparisons
 
 EVIL = "<img src=x onerror=alert(1)>|`@you`"
@@ -125,6 +132,31 @@ def test_a_verdict_that_cannot_be_had_is_not_called_rejected():
     suite = ElementTree.fromstring(junit_xml(found, []).encode())[0]
     assert (suite.get("failures"), suite.get("errors")) == ("0", "10")  # nine criteria, one pair
     assert suite.find("testcase/error").get("type") == "undecided"
+
+
+def test_the_part_that_fell_most_is_named_where_its_patients_are_too_few_for_a_test():
+    """Three patients of a second site lose a chamber, twelve of the first keep their masks."""
+    old = heart()
+    new = np.where(old == 2, 0, old).astype(old.dtype)
+    cases = tuple(
+        ComparedCase(f"h{at}", comparison(old, new if at < 3 else old, old), "B" if at < 3 else "A", f"p{at}")
+        for at in range(15)
+    )
+    said = worse_parts({"summary": Comparisons(cases).summary})
+    assert said.startswith("Largest loss: group B −")
+    assert said.endswith(", 3 patients; it is not statistically significant.")
+    assert worse_parts({"summary": Comparisons(cases[3:]).summary}) == ""
+
+
+def test_the_limits_of_a_comparison_are_the_ones_that_hold():
+    found = known_limits(summary())
+    assert found[0].startswith("With 3 patients, harm that occurred in none of them")
+    assert "1 problem with pairs; these are not in the numbers." in found
+    assert all(f"<li>{one}</li>" in page() for one in found)
+    assert not any("no labels" in one or "rare large errors" in one for one in found)
+    assert any("no labels" in one for one in known_limits(summary(labelled=False)))
+    rising = {**summary()["checks"][0], "name": "max_error_rise"}
+    assert any("rare large errors" in one for one in known_limits({**summary(), "checks": [rising]}))
 
 
 def test_one_patient_is_reported_once_and_has_no_interval():

@@ -64,7 +64,10 @@ def test_the_template_is_a_plan_and_each_commented_line_is_one_too(tmp_path):
         ("[protocol]\npatients = 5\n[protocol.criteria]\nmax_ha = 0", "no sample can show max_ha <= 0"),
         ("[protocol]\nconfidence = 2\n[protocol.criteria]\nmax_ha = 0.1", "or 'observed'"),
         ("[protocol.criteria]\nmin_mean_gain = 0.01\nmax_changed_share = 0", "lets no case change"),
-        ("[protocol.criteria]\nmin_mean_gain = 0.01\nmax_mean_drop = -0.02", "exceeds min_mean_gain"),
+        (
+            "[protocol.criteria]\nmin_mean_gain = 0.01\nmax_mean_drop = -0.02",
+            "asks for a larger gain than min_mean_gain = 0.01",
+        ),
         ("[protocl]\n", "a plan has no 'protocl'"),
         ("[protocol]\npatient = 3", "\\[protocol\\] has no 'patient'"),
         ("protocol = 3", "must be a table"),

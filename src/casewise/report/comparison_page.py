@@ -23,7 +23,6 @@ from casewise.core.records import Mask
 from casewise.data.pairs import Pair, read_image, read_pair
 from casewise.judge.outcomes import judged_sentence
 from casewise.measure.changes import NOTABLE, label_name
-from casewise.measure.measures import UNIT_SPACING
 from casewise.measure.metrics import METRICS
 from casewise.render.mask_pictures import (
     BETTER,
@@ -67,9 +66,11 @@ def write_comparison(out: Path, outcome: Outcome, *, old: str, new: str, picture
         "min_area": outcome.settings.min_area,
         "zero_is_label": outcome.settings.zero_is_label,
     }
-    page = comparison_page(summary, shown_cases(outcome, pictures), facts)
-    write_durably(out / "report.html", page.encode())
-    write_json(out / "summary.json", summary)  # last: it vouches for the rest
+    shown = shown_cases(outcome, pictures)
+    write_durably(out / "report.html", comparison_page(summary, shown, facts).encode())
+    plain = [{name: value for name, value in case.items() if name != "pictures"} for case in shown]
+    twin = {**summary, "facts": facts, "limits": text.known_limits(summary), "shown": plain}
+    write_json(out / "summary.json", twin)  # last: it vouches for the rest
 
 
 def write_tables(out: Path, outcome: Outcome) -> None:
@@ -198,8 +199,7 @@ def comparison_page(summary: Mapping[str, Any], cases: Sequence[Mapping[str, Any
         cohort=summary["summary"],
         judged=judged_sentence(summary["summary"].get("judged")),
         not_met=[line[5:] for line in text.check_lines(summary) if not line.startswith("ok")],
-        unseen=text.unseen_harm(summary),
-        unit_spacing=UNIT_SPACING,
+        limits=text.known_limits(summary),
         cases=cases,
         facts={"notable": NOTABLE, **facts},
     )

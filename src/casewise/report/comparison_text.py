@@ -9,7 +9,9 @@ from xml.sax.saxutils import escape, quoteattr
 from casewise.core.text import UNIT, pluralize
 from casewise.judge.outcomes import judged_sentence
 from casewise.measure.changes import label_name
+from casewise.measure.measures import UNIT_SPACING
 from casewise.measure.metrics import METRICS
+from casewise.render.ink import POINT
 from casewise.render.tables import interval, number
 
 WORDS = {"accepted": "Accepted", "rejected": "Rejected", "undecided": "Not decided"}
@@ -73,15 +75,21 @@ def change_counts(summary: Summary) -> str:
 
 
 def worse_parts(summary: Summary, *, most: int = 3) -> str:
-    """The labels, groups and sizes with the largest falls that are shown, in one sentence; empty if there is none."""
+    """The labels, groups and sizes with the largest falls that are shown, in one sentence; if none is shown, the one
+    that fell most, by a point more than all cases; empty if there is none."""
     cohort, names = summary["summary"], {int(key): name for key, name in summary.get("names", {}).items()}
     parts = [(label_name(row["label"], names), row.get("change")) for row in cohort["labels"]]
     for kind in ("group", "size"):
         parts += [(f"{kind} {row[kind]}", row.get("change")) for row in cohort.get(f"{kind}s", ())]
-    fell = [(change["estimate"], name, change) for name, change in parts if change and change["shown"]]
-    fell = sorted((one for one in fell if one[0] < 0), key=lambda one: one[0])
-    said = ", ".join(f"{name} {plain_interval(change, signed=True)}" for _, name, change in fell[:most])
-    return f"Largest losses: {said}." if fell else ""
+    fell = [(name, change) for name, change in parts if change and (change["estimate"] or 0) < 0]
+    fell.sort(key=lambda one: one[1]["estimate"])
+    shown = [one for one in fell if one[1]["shown"]]
+    said = [f"{name} {plain_interval(change, signed=True)}" for name, change in (shown or fell)[:most]]
+    if shown:
+        return f"Largest losses: {', '.join(said)}."
+    if not fell or fell[0][1]["estimate"] > cohort["change"]["estimate"] - POINT:
+        return ""
+    return f"Largest loss: {said[0]}, {pluralize(fell[0][1]['clusters'], *UNIT)}; it is not statistically significant."
 
 
 def check_lines(summary: Summary) -> list[str]:
@@ -110,6 +118,24 @@ def unseen_harm(summary: Summary) -> str:
         f"With {pluralize(patients, 'patient')}, harm that occurred in none of them may still occur in up to "
         f"{100 * (1 - 0.05 ** (1 / max(patients, 1))):.0f} % of patients (95 % confidence)."
     )
+
+
+def known_limits(summary: Summary) -> list[str]:
+    """What the comparison cannot show, one sentence each."""
+    cohort, plan = summary["summary"], summary["plan"]
+    problems, rise = len(summary["problems"]), any(one["name"] == "max_error_rise" for one in summary["checks"])
+    said = {
+        "There are no labels, so this page does not show which of two masks is right.": "labelled" not in cohort,
+        unseen_harm(summary): True,
+        f"No {UNIT[0]} is named: each case counts as one {UNIT[0]}, so bounds are too narrow if {UNIT[1]} have several "
+        "cases.": not cohort["named"],
+        f"Volumes: {UNIT_SPACING}.": summary.get("unit_spacing"),
+        f"{pluralize(problems, 'problem')} with pairs; these are not in the numbers.": problems,
+        "A mean rise of the error of a measure does not show rare large errors.": rise,
+        f"The numbers hold for {UNIT[1]} like these; other scanners, sites and diseases are not covered.": True,
+        "The log lists only runs that used it. It cannot show whether somebody opened the new masks elsewhere.": plan,
+    }
+    return [sentence for sentence, holds in said.items() if holds]
 
 
 def _cause(check: Mapping[str, Any]) -> str:

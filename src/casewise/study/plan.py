@@ -202,7 +202,10 @@ def _check_consistent(plan: ChangePlan) -> None:
             raise BadInput(f"on {scope}, min_mean_gain asks for a gain and max_changed_share lets no case change")
         drop = held.get("max_mean_drop")
         if gain is not None and drop is not None and drop.highest < gain.highest:  # both bound the fall
-            raise BadInput(f"on {scope}, max_mean_drop = {drop.limit:g} exceeds min_mean_gain = {gain.limit:g}")
+            raise BadInput(
+                f"on {scope}, max_mean_drop = {drop.limit:g} asks for a larger gain than min_mean_gain = "
+                f"{gain.limit:g}; leave one of them out"
+            )
     if plan.acceptance.confidence is None:
         return
     for one in plan.criteria:
