@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from worlds.tiny_models import write_segformer
 
 from casewise.adapt.backbones import Backbone, load_backbone
 from casewise.adapt.backbones.huggingface import segments
@@ -20,19 +21,7 @@ from casewise.guard import guard
 
 @pytest.fixture(scope="module")
 def segformer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        from transformers import SegformerConfig, SegformerForSemanticSegmentation, SegformerImageProcessor
-
-        folder = tmp_path_factory.mktemp("segformer")
-        torch.manual_seed(0)
-        config = SegformerConfig(
-            depths=[1, 1, 1, 1], hidden_sizes=[8, 8, 16, 16], decoder_hidden_size=16, num_attention_heads=[1, 1, 1, 1],
-            id2label={0: "road", 1: "sky", 2: "car"}, label2id={"road": 0, "sky": 1, "car": 2},
-        )  # fmt: skip
-        SegformerForSemanticSegmentation(config).save_pretrained(folder)
-        SegformerImageProcessor(size={"height": 64, "width": 64}).save_pretrained(folder)
-    return folder
+    return write_segformer(tmp_path_factory.mktemp("segformer"), "road", "sky", "car")
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from worlds.readings import readings_of
+from worlds.tiny_models import write_segformer
 
 from casewise.adapt.adaptation import Adaptation
 from casewise.adapt.backbones import load_backbone, pipeline_of
@@ -200,16 +201,7 @@ def test_a_backbone_that_cannot_read_without_its_mirroring_says_so(model: Any, s
 
 
 def test_hugging_face_is_read_at_the_pictures_own_size(tmp_path: Path) -> None:
-    from transformers import SegformerConfig, SegformerForSemanticSegmentation, SegformerImageProcessor
-
-    torch.manual_seed(0)
-    config = SegformerConfig(
-        depths=[1, 1, 1, 1], hidden_sizes=[8, 8, 16, 16], decoder_hidden_size=16, num_attention_heads=[1, 1, 1, 1],
-        id2label={0: "road", 1: "sky", 2: "car"}, label2id={"road": 0, "sky": 1, "car": 2},
-    )  # fmt: skip
-    SegformerForSemanticSegmentation(config).save_pretrained(tmp_path)
-    SegformerImageProcessor(size={"height": 64, "width": 64}).save_pretrained(tmp_path)
-    backbone = load_backbone(str(tmp_path))
+    backbone = load_backbone(str(write_segformer(tmp_path, "road", "sky", "car")))
     case = Case("street", np.random.default_rng(0).integers(0, 255, (3, 40, 72)).astype(np.float32))
     made = readings_of(backbone, backbone.prepare(case), case, Adaptation("views:driving", foreground=False))
     assert all(mask.shape == (40, 72) for mask in made.masks)

@@ -15,8 +15,8 @@ import pytest
 import torch
 from typer.testing import CliRunner
 from worlds.cohorts import synthetic_archive
+from worlds.tiny_models import write_unet, write_volumes
 
-from casewise.adapt.backbones.checkpoints import write_safetensors
 from casewise.archive.store import Archive, create_archive, open_archive
 from casewise.cli import app
 from casewise.core.errors import BadInput, Mismatch
@@ -56,17 +56,8 @@ def saved(file: Path) -> Any:
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Six cases whose truth is near the mean of the views, and an archive of two ladders."""
-    from casewise.adapt.networks import PlainUNet
-
-    folder = tmp_path_factory.mktemp("ladders")
-    torch.manual_seed(3)
-    write_safetensors(folder / "unet.safetensors", PlainUNet().state_dict())
-    rng = np.random.default_rng(0)
-    for kind in ("images", "labels"):
-        (folder / kind).mkdir()
-    for number in range(CASES):
-        image = rng.normal(size=(24, 24, 2)).cumsum(0).cumsum(1).astype(np.float32)
-        nibabel.save(nibabel.Nifti1Image(image, np.eye(4)), folder / "images" / f"case_{number}_0000.nii.gz")
+    folder = write_volumes(tmp_path_factory.mktemp("ladders"), cases=CASES)
+    write_unet(folder / "unet.safetensors")
     recorded(folder, folder / "unlabelled", "--propose", VIEWS)
     truth = open_archive(folder / "unlabelled")
     for case_id in truth.ids:

@@ -9,16 +9,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import nibabel
-import numpy as np
 import pytest
 import torch
 from typer.testing import CliRunner
 from worlds.commands import typed
+from worlds.tiny_models import write_unet, write_volumes
 
 import casewise
 from casewise.adapt.adaptation import Adaptation
-from casewise.adapt.backbones.checkpoints import write_safetensors
 from casewise.archive.store import open_archive
 from casewise.cli import app
 from casewise.core.errors import BadInput, Mismatch
@@ -39,25 +37,12 @@ def call(command: str, *arguments: object) -> Any:
 
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from casewise.adapt.networks import PlainUNet
-
-    torch.manual_seed(3)
-    path = tmp_path_factory.mktemp("weights") / "unet.safetensors"
-    write_safetensors(path, PlainUNet().state_dict())
-    return path
+    return write_unet(tmp_path_factory.mktemp("weights") / "unet.safetensors")
 
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    rng = np.random.default_rng(0)
-    for kind in ("images", "labels"):
-        (tmp_path / kind).mkdir()
-    for number in range(4):
-        image = rng.normal(size=(24, 24, 2)).cumsum(0).cumsum(1).astype(np.float32)
-        nibabel.save(nibabel.Nifti1Image(image, np.eye(4)), tmp_path / "images" / f"case_{number}_0000.nii.gz")
-        label = (image > image.mean()).astype(np.uint8)
-        nibabel.save(nibabel.Nifti1Image(label, np.eye(4)), tmp_path / "labels" / f"case_{number}.nii.gz")
-    return tmp_path
+    return write_volumes(tmp_path, cases=4)
 
 
 def predicted(data: Path, weights: Path, *more: object, out: str = "out") -> Any:

@@ -1,4 +1,4 @@
-"""Views as a user types them: several ladders in one pass, a consensus deployed, source statistics."""
+"""Views as a user types them: several ladders in one pass, a consensus deployed."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 from typer.testing import CliRunner
+from worlds.tiny_models import write_unet, write_volumes
 
-from casewise.adapt.backbones.checkpoints import write_safetensors
 from casewise.archive.store import Archive, open_archive
 from casewise.archive.verify import verify
 from casewise.cli import app
@@ -33,19 +33,8 @@ def call(command: str, *arguments: object) -> Any:
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from casewise.adapt.networks import PlainUNet
-
-    folder = tmp_path_factory.mktemp("views")
-    torch.manual_seed(3)
-    write_safetensors(folder / "unet.safetensors", PlainUNet().state_dict())
-    rng = np.random.default_rng(0)
-    for kind in ("images", "labels"):
-        (folder / kind).mkdir()
-    for number in range(3):
-        image = rng.normal(size=(24, 24, 2)).cumsum(0).cumsum(1).astype(np.float32)
-        nibabel.save(nibabel.Nifti1Image(image, np.eye(4)), folder / "images" / f"case_{number}_0000.nii.gz")
-        label = (image > image.mean()).astype(np.uint8)
-        nibabel.save(nibabel.Nifti1Image(label, np.eye(4)), folder / "labels" / f"case_{number}.nii.gz")
+    folder = write_volumes(tmp_path_factory.mktemp("views"), cases=3)
+    write_unet(folder / "unet.safetensors")
     return folder
 
 

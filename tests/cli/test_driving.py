@@ -14,6 +14,7 @@ import pytest
 import torch
 from PIL import Image
 from typer.testing import CliRunner
+from worlds.tiny_models import write_segformer
 
 from casewise.archive.store import open_archive
 from casewise.cli import app
@@ -36,18 +37,8 @@ def said(*words: object, code: int = 0) -> Any:
 @pytest.fixture(scope="module")
 def street(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny SegFormer, twelve frames of six drives with labels, and two frames at night."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        from transformers import SegformerConfig, SegformerForSemanticSegmentation, SegformerImageProcessor
-
-        home = tmp_path_factory.mktemp("street")
-        torch.manual_seed(0)
-        config = SegformerConfig(
-            depths=[1, 1, 1, 1], hidden_sizes=[8, 8, 16, 16], decoder_hidden_size=16, num_attention_heads=[1, 1, 1, 1],
-            id2label={0: "road", 1: "sky", 2: "car", 3: "bus"}, label2id={"road": 0, "sky": 1, "car": 2, "bus": 3},
-        )  # fmt: skip
-        SegformerForSemanticSegmentation(config).save_pretrained(home / "segformer-b0-cityscapes")
-        SegformerImageProcessor(size={"height": 64, "width": 64}).save_pretrained(home / "segformer-b0-cityscapes")
+    home = tmp_path_factory.mktemp("street")
+    write_segformer(home / "segformer-b0-cityscapes", "road", "sky", "car", "bus")
     rng = np.random.default_rng(0)
     for folder in ("drives/images", "drives/labels", "night"):
         (home / folder).mkdir(parents=True)
@@ -83,28 +74,15 @@ def test_the_page_runs_as_printed(street: Path, monkeypatch: pytest.MonkeyPatch)
     assert len({entry.cluster for entry in archive.entries.values()}) == 6
 
 
+def predicting(street: Path) -> tuple[object, ...]:
+    fixed = ("--policy", "m0", "--set", "overlays=false", "-o")
+    return ("predict", "-m", street / "segformer-b0-cityscapes", "-i", street / "night", *fixed)
+
+
 def test_classes_are_merged_without_a_factory(street: Path, tmp_path: Path) -> None:
-    words = (
-        "-m",
-        street / "segformer-b0-cityscapes",
-        "-i",
-        street / "night",
-        "--policy",
-        "m0",
-        "--set",
-        "overlays=false",
-    )
-    said("predict", *words, "-o", tmp_path / "plain")
-    said(
-        "predict",
-        *words,
-        "-o",
-        tmp_path / "merged",
-        "--set",
-        "merge=vehicle=car+bus",
-        "--set",
-        f"report={tmp_path / 'r.json'}",
-    )
+    words = predicting(street)
+    said(*words, tmp_path / "plain")
+    said(*words, tmp_path / "merged", "--set", "merge=vehicle=car+bus", "--set", f"report={tmp_path / 'r.json'}")
     for path in (tmp_path / "plain").glob("*.png"):
         plain, merged = np.array(Image.open(path)), np.array(Image.open(tmp_path / "merged" / path.name))
         assert np.array_equal(np.minimum(plain, 2), merged)
@@ -114,18 +92,8 @@ def test_classes_are_merged_without_a_factory(street: Path, tmp_path: Path) -> N
 
 
 def test_two_versions_of_a_street_are_compared_by_the_names_that_predict_left(street: Path, tmp_path: Path) -> None:
-    words = (
-        "-m",
-        street / "segformer-b0-cityscapes",
-        "-i",
-        street / "night",
-        "--policy",
-        "m0",
-        "--set",
-        "overlays=false",
-    )
     for name in ("old", "new"):
-        said("predict", *words, "-o", tmp_path / name)
+        said(*predicting(street), tmp_path / name)
     changed = next((tmp_path / "new").glob("*.png"))
     mask = np.array(Image.open(changed))
     mask[:4, :4] = 0  # a piece of road

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 app = typer.Typer()
 
 SHOWN = 6
-UNFINISHED = "incomplete: casewise fit was killed or is still running; repeat its command to continue"
 
 
 @app.command(cls=NnUNetStyle)
@@ -64,9 +63,10 @@ def inspect(
 
     Archives and prediction folders are verified against their hashes and their audit log; a model folder is described.
 
-    Exit codes: 0 done, 1 an archive or a prediction folder is damaged, 2 wrong arguments.
+    Exit codes: 0 done, 1 the folder is damaged or incomplete, 2 wrong arguments.
     """
     from casewise.core.errors import BadInput
+    from casewise.core.json_records import UNFINISHED
 
     if not path.exists():  # a mistyped path is no damage: exit code 2, not 1
         raise BadInput(f"{path} does not exist; name a folder of images, an archive, predictions or a model")

@@ -39,6 +39,7 @@ def read_json(path: Path, remedy: str = "make it again") -> dict[str, Any]:
 
 
 BEGUN = ("lock", "plan.json", "folds.json")  # files of a run that has made nothing yet
+UNFINISHED = "incomplete: casewise fit was killed or is still running; repeat its command to continue"
 
 
 def begin_or_continue(file: Path, options: Mapping[str, Any]) -> bool:

@@ -17,7 +17,7 @@ from casewise.adapt.model import Model, device_of
 from casewise.adapt.objectives import check_named_in_file
 from casewise.core.durable import file_sha256, json_sha256, write_json
 from casewise.core.errors import BadInput, Mismatch, Refused, UnsafeInput
-from casewise.core.json_records import from_plain, read_json
+from casewise.core.json_records import UNFINISHED, from_plain, read_json
 from casewise.core.records import Policy
 from casewise.core.registry import is_address
 from casewise.deployment import Deployment
@@ -148,7 +148,6 @@ def open_deployment(model: Any, policy: str | Path | None = None, **options: Any
     return found
 
 
-UNFINISHED = "incomplete: casewise fit was killed or is still running; repeat its command to continue"
 NO_POLICY = (
     "there is no policy that decides between masks. Make a deployment from labelled cases: casewise fit -m MODEL -i "
     "IMAGES -l LABELS -o DEPLOYMENT, then give -m DEPLOYMENT; or pass --policy m0 for the model's own masks"
