@@ -55,6 +55,11 @@ def same(one: Path, other: Path, *without: str) -> None:
     assert all(trees[0][name] == trees[1][name] for name in names[0])
 
 
+def is_called_incomplete(folder: Path) -> bool:
+    seen = CliRunner().invoke(app, ["inspect", str(folder)])
+    return seen.exit_code == 1 and "incomplete" in seen.output
+
+
 def test_certify(tmp_path: Path) -> None:
     archive = synthetic_archive(tmp_path / "archive", cases=24).path
     call("calibrate", archive, "--policy", "cardiac")
@@ -65,8 +70,12 @@ def test_certify(tmp_path: Path) -> None:
         tried += 1
         incomplete = certificate_problems(tmp_path / "out") if (tmp_path / "out").exists() else []
         assert bool(incomplete) == (tmp_path / "out" / CERTIFICATE).exists(), at
+        assert is_called_incomplete(tmp_path / "out") or not incomplete
         call(*words, tmp_path / "out")
         assert certificate_problems(tmp_path / "out") == []
+        assert killed(lambda: call(*words, tmp_path / "out"), at=3)
+        assert is_called_incomplete(tmp_path / "out"), "its page is that of another certificate"
+        call(*words, tmp_path / "out")
         assert not left_behind(tmp_path / "out")
         same(tmp_path / "out", tmp_path / "whole", "json", "html")
         shutil.rmtree(tmp_path / "out")
@@ -179,8 +188,7 @@ def test_fit_and_its_recording(tmp_path: Path) -> None:
     for _ in kills(lambda: fitted(tmp_path / "out"), every=9, most=60):  # every run goes on where the last was killed
         done.append(len(list((tmp_path / "out").rglob("*"))))
         if (tmp_path / "out" / "plan.json").exists() and not (tmp_path / "out" / "fit.html").exists():
-            seen = CliRunner().invoke(app, ["inspect", str(tmp_path / "out")])
-            assert (seen.exit_code, "incomplete" in seen.output) == (1, True)
+            assert is_called_incomplete(tmp_path / "out")
     again = fitted(tmp_path / "out")
     assert len(done) >= 3
     assert done == sorted(done), "nothing that was finished is lost"
@@ -230,8 +238,24 @@ def test_import(tmp_path: Path) -> None:
         tried += 1
         if (tmp_path / "out" / "manifest.json").exists():
             assert any("incomplete" in problem for problem in verify(tmp_path / "out"))
+        assert is_called_incomplete(tmp_path / "out")
         call(*words, tmp_path / "out")
         assert verify(tmp_path / "out") == []
+        same(tmp_path / "out", tmp_path / "whole")
+        shutil.rmtree(tmp_path / "out")
+    assert tried >= 2
+
+
+def test_compare(tmp_path: Path) -> None:
+    root = update(tmp_path, cases=4)
+    words = ("compare", root / "old", root / "new", "-l", root / "labels", "-j", 1, "-o")
+    call(*words, tmp_path / "whole")
+    tried = 0
+    for _ in kills(lambda: call(*words, tmp_path / "out"), every=3):
+        tried += 1
+        assert is_called_incomplete(tmp_path / "out") != (tmp_path / "out" / "summary.json").exists()
+        call(*words, tmp_path / "out")
+        assert not left_behind(tmp_path / "out")
         same(tmp_path / "out", tmp_path / "whole")
         shutil.rmtree(tmp_path / "out")
     assert tried >= 2

@@ -16,11 +16,13 @@ from casewise.run import local
 from casewise.run.local import LocalEngine
 
 TROUBLE = """
-import os, signal, time
+import os, signal, sys, time
 
 def trouble(case_id):
     if case_id == "raise":
         raise ValueError("no\\nsecond line")
+    if case_id == "exit":
+        sys.exit(0)
     if case_id == "hang":
         time.sleep(600)
     if case_id == "die":
@@ -42,8 +44,8 @@ def outcome(engine: LocalEngine, work: Any, *cases: str) -> dict[str, tuple[obje
 
 
 def test_an_exception_is_a_result_and_the_rest_continues(trouble: Any) -> None:
-    found = outcome(LocalEngine(), trouble, "a", "raise", "b")
-    assert found == {"a": ("A", None), "raise": (None, "ValueError"), "b": ("B", None)}
+    found = outcome(LocalEngine(), trouble, "a", "raise", "exit", "b")
+    assert found == {"a": ("A", None), "raise": (None, "ValueError"), "exit": (None, "SystemExit"), "b": ("B", None)}
 
 
 def test_results_stream_before_the_last_case_starts(trouble: Any) -> None:

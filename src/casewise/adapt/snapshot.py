@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _python_dispatch
 
-from casewise.core.errors import BadInput, MovedUnselected
+from casewise.core.errors import BadInput, MovedUnselected, in_one_line
 
 
 def fingerprint(network: nn.Module) -> str:
@@ -74,7 +74,7 @@ def restored(network: nn.Module, changing: Collection[str] | None = None) -> Ite
         with _process_state(network):
             yield
     except SystemExit as error:  # sys.exit in published code ends its case, not the run
-        raise RuntimeError(f"the objective called sys.exit({error.code})") from error
+        raise RuntimeError(in_one_line(error)) from error
     finally:
         with torch.inference_mode(False), torch.no_grad():
             for part in structure:

@@ -129,8 +129,9 @@ def _written(folder: Path, certificate: Certificate, policy: Policy) -> tuple[Pa
 
     folder.mkdir(parents=True, exist_ok=True)
     sweep(folder)
-    file = write_certificate(folder, certificate)  # first: the next run needs it to replace the other files
     page, chosen = folder / CERTIFICATE_PAGE, folder / CERTIFIED_POLICY
+    page.unlink(missing_ok=True)  # a certificate without a page is incomplete
+    file = write_certificate(folder, certificate)  # first: the next run needs it to replace the other files
     if certificate.feasible:
         write_policy(chosen, policy)
     else:  # nothing is certified: a certified policy of an earlier run is removed

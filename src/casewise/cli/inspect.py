@@ -21,6 +21,13 @@ if TYPE_CHECKING:
 app = typer.Typer()
 
 SHOWN = 6
+RUNS = {
+    "plan.json": ("fit.html", "fit"),
+    ".compare.lock": ("summary.json", "compare"),
+    ".lock": ("manifest.json", "record or import"),
+    "certificate.json": ("certificate.html", "certify"),
+}
+"""The first file that a command writes into its folder, and the last one."""
 
 
 @app.command(cls=NnUNetStyle)
@@ -76,8 +83,9 @@ def inspect(
         _export_model(path, export, as_json=as_json)
     elif _is_archive(path) or any((path / log).exists() for log in ("audit.jsonl", "applied.jsonl")):
         _verify(path, report, as_json=as_json)
-    elif (path / "plan.json").is_file() and not (path / "fit.html").is_file():
-        answer(UNFINISHED, {"folder": path, "whole": False, "problems": [UNFINISHED]}, as_json=as_json)
+    elif begun := [run for first, (last, run) in RUNS.items() if (path / first).is_file() > (path / last).is_file()]:
+        said = UNFINISHED.replace("casewise fit", f"casewise {begun[0]}")
+        answer(said, {"folder": path, "whole": False, "problems": [said]}, as_json=as_json)
         raise typer.Exit(1)
     elif layout is None and (known := _model_kind(path)) is not None:
         _describe_model(path, known, as_json=as_json)

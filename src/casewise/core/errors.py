@@ -48,6 +48,8 @@ def in_one_line(error: BaseException) -> str:
     >>> in_one_line(FileNotFoundError(2, "No such file or directory", "/home/jane/scans/heart.nii.gz"))
     'No such file or directory: heart.nii.gz'
     """
+    if isinstance(error, SystemExit):
+        return f"its code called sys.exit({error.code})"
     if isinstance(error, OSError) and error.strerror and isinstance(error.filename, (str, os.PathLike)):
         return f"{error.strerror}: {Path(error.filename).name}"[:300]
     return (str(error).strip() or type(error).__name__).splitlines()[0][:300]

@@ -187,7 +187,7 @@ def attempt(work: Work, case_id: str) -> Result:
     began = time.monotonic()
     try:
         return Result(case_id, work(case_id), seconds=time.monotonic() - began)
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # sys.exit in the code of a network ends its case, not the run
         return Result(case_id, error=in_one_line(error), kind=type(error).__name__, seconds=time.monotonic() - began)
 
 
