@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
 from pathlib import Path
@@ -82,3 +83,19 @@ def test_the_examples_run_in_order_as_printed(tmp_path: Path, monkeypatch: pytes
         exec(compile(block, str(PAGE), "exec"), names)
     shown = {name for name in NAMES for block in BLOCKS if re.search(rf"\bcasewise\.{name}\b", block)}
     assert shown == set(NAMES), f"no example of {sorted(set(NAMES) - shown)}"
+
+
+def test_a_docstring_refers_only_to_names_that_exist() -> None:
+    """``:func:`audit_limit``` outlived the function; the last part of each such name must be a name of the code."""
+    referred, known = set[tuple[str, str]](), set[str]()
+    for path in Path(casewise.__file__).parent.rglob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        referred |= {
+            (path.name, name.rpartition(".")[2])
+            for name in re.findall(r":(?:func|class|meth|mod|data|attr):`~?([\w.]+)`", text)
+        }
+        for node in ast.walk(ast.parse(text)):
+            known |= {str(getattr(node, field)) for field in ("name", "id", "attr", "arg") if hasattr(node, field)}
+        known.add(path.stem)
+    assert len(referred) > 50
+    assert not [f"{file} refers to {name}" for file, name in sorted(referred) if name not in known]

@@ -105,7 +105,7 @@ def tune(
         The tuned tensors. ``trained_on`` are the clusters of the cases, or the ids of cases without a cluster.
 
     Raises:
-        BadInput: A label cannot be used (see :func:`check_labels`), or ``keep_close`` has no images.
+        BadInput: A label cannot be used (see :func:`check_labels`).
         NothingToAdapt: ``parameters`` selects nothing.
         NotFinite: The loss or a gradient became NaN or infinite.
 

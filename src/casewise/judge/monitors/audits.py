@@ -9,7 +9,7 @@ probability at most delta.
 
 A certificate by learn-then-test bounds the risk of the very policy that it was issued for, so audits are held against
 its alpha. A certificate by conformal risk control bounds an average over calibration sets: the risk of one certified
-policy may be above alpha. :func:`audit_limit` adds the uncertainty of n patients.
+policy may be above alpha. :func:`audit_of` adds the uncertainty of n patients.
 """
 
 from __future__ import annotations
