@@ -312,6 +312,31 @@ def test_a_promise_is_issued_on_patients_who_took_no_part_in_learning(promised):
     assert again.certificate == promised.certificate
 
 
+def test_the_patients_of_a_promise_take_no_part_in_choices_flags_and_limits_of_appearance(promised):
+    """Whatever their images and labels are, the policy is that of a fit without them; only the certificate differs."""
+    learned = [
+        int(name[-4:]) for name in json.loads((promised.folder / "archive" / "manifest.json").read_text())["cases"]
+    ]
+    alone = casewise.fit(
+        eroding_model(), [DISCS[k][0] for k in learned], [DISCS[k][1] for k in learned],
+        patients=[f"p{k:02d}" for k in learned], views="", tuning=QUICK, jobs=1, learning_curve=False,
+    )  # fmt: skip
+    first, second = alone.policy, promised.policy
+    assert {**first.options, "cut_high": 0} == {**second.options, "cut_high": 0}
+    assert (first.controller, first.flag, first.cleanup) == (second.controller, second.flag, second.cleanup)
+    assert first.appearance["patients"] == second.appearance["patients"]
+
+
+def test_nothing_is_recorded_for_a_promise_if_m0_is_kept(tmp_path):
+    images, labels = [image for image, _ in DISCS[:8]], [label for _, label in DISCS[:8]]
+    kept = casewise.fit(
+        eroding_model(), images, labels, patients=list("abcdefgh"), promise=0.3, views="light", learn=False, jobs=1,
+        out=tmp_path / "out",
+    )  # fmt: skip
+    assert "Promised: nothing: every case gets M0" in kept.summary()
+    assert not (tmp_path / "out" / "held-out").exists()
+
+
 FOLDERS = ("archive", "held-out")
 
 
@@ -376,12 +401,9 @@ def test_a_labelled_patient_among_new_cases_is_outside_every_promise(promised, t
     assert "p00" in found.page.read_text()
 
 
-def test_a_promise_is_refused_where_fewer_than_four_would_learn():
-    images, labels = [image for image, _ in DISCS[:7]], [label for _, label in DISCS[:7]]
-    with pytest.raises(TooFewCases, match=r"8 labelled patients .* got 7"):
-        casewise.fit(eroding_model(), images, labels, patients=list("abcdefg"), promise=0.2, jobs=1)
+def test_a_promise_is_refused_where_too_few_would_learn_to_adopt_anything():
     images, labels = [image for image, _ in DISCS[:8]], [label for _, label in DISCS[:8]]
-    with pytest.raises(TooFewCases, match="4 remain"):  # four patients of one case each
+    with pytest.raises(TooFewCases, match=r"9 labelled patients \(4 to certify it and 5 to learn and choose\), got 8"):
         casewise.fit(eroding_model(), images, labels, patients=list("abcdefgh"), promise=0.2, jobs=1)
 
 

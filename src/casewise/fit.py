@@ -156,13 +156,12 @@ def fit(
     aside = [one for one in cases if one.patient in held]
     learners = [one for one in cases if one.patient not in held]
     if len(learners) < FEWEST:
-        left = f"{len(learners)} remain beside those of the promise" if aside else f"there are {len(learners)}"
-        raise TooFewCases(f"fit compares designs on at least {FEWEST} labelled cases, {left}; label more cases")
-    chosen = _choices(backbone, cases, views, metric)
+        raise TooFewCases(f"fit compares designs on at least {FEWEST} labelled cases, got {len(learners)}; label more")
+    chosen = _choices(backbone, learners, views, metric)  # a promise needs patients who took no part in any choice
     how = tuning or Tuning()
     if chosen.metric == "miou" and how.augmentation == "default":
         how = replace(how, augmentation="upright")  # a scene is never upside down
-    notes += [*([] if split is None else [split.sentence()]), *chosen.notes, *_absent(backbone, cases)]
+    notes += [*([] if split is None else [split.sentence()]), *chosen.notes, *_absent(backbone, learners)]
     declared = read_measures(Path(measures)) if isinstance(measures, (str, Path)) else tuple(measures)
     if not declared and (folder / MEASURES).is_file():
         declared = DeployedMeasures.from_dict(read_json(folder / MEASURES)).declared
@@ -274,7 +273,10 @@ class _Fit:
         with self._timed("compare"):
             policy, deployed = self._calibrated(archive)
         certificate, held_out = None, None
-        if split is not None:
+        if split is not None and not metadata_of(controller_kind(policy)).adapts:
+            after = f" after cleanup {policy.cleanup}, which no promise covers" if policy.cleanup else ""
+            notes.append(f"nothing is promised: every case gets M0{after}")
+        elif split is not None:
             held_out = self._recorded(
                 aside, {name: replace(how, crossfit=False) for name, how in proposers.items()}, self.folder / HELD_OUT
             )
@@ -413,10 +415,6 @@ class _Fit:
 
     def _certified(self, held_out: Archive, policy: Policy, split: PromiseSplit) -> tuple[Certificate | None, Policy]:
         """Certify the policy on patients who took no part in learning or choosing."""
-        if not metadata_of(controller_kind(policy)).adapts:
-            after = f" after cleanup {policy.cleanup}, which no promise covers" if policy.cleanup else ""
-            self.notes.append(f"nothing is promised: every case gets M0{after}")
-            return None, policy
         with self._timed("certify"):
             certificate, certified = certify_held_out(
                 _joined(held_out), policy, split, loss=self.loss, margin=self.margin

@@ -189,17 +189,54 @@ def test_routers_that_were_calibrated_one_after_the_other_are_certified_together
     certify_designs(archive, routers, TOGETHER, force=True)
 
 
-@pytest.mark.parametrize("other", [{"coordinate": "-msp"}, {"unshrunk": True}])
+DEEPER = replace(READY["cardiac"], options={**READY["cardiac"].options, "low": {"action": "depth", "depth": 4}})
+
+
+@pytest.mark.parametrize("other", [{"coordinate": "-msp"}, {"unshrunk": True}, {"design": DEEPER}])
 def test_a_router_with_another_coordinate_or_action_is_another_router(tmp_path, other):
     archive = synthetic_archive(tmp_path / "a", cases=40, prefix="r", seed=3)
     with pytest.raises(CasewiseError, match="was not recorded"):
         calibrate(archive, "stop-router")  # showed no result
-    made = [calibrate(archive, "cardiac"), calibrate(archive, "cardiac", **other)]
+    made = [calibrate(archive, "cardiac"), calibrate(archive, **{"design": "cardiac", **other})]
     refused(archive, made[0], "cardiac by")
+    refused(archive, made[1], "cardiac by delta")
     assert "stop-router" not in str(compared_designs(archive))
     for one in made:
         certify_router(archive, read_policy(write_policy(tmp_path, one)), HARMED, force=True, together=None)
     certify_designs(archive, made, TOGETHER, force=True)
+
+
+def test_a_region_gate_that_was_calibrated_on_these_labels_is_another_design(tmp_path):
+    archive = synthetic_archive(tmp_path / "a", cases=24)
+    calibrate(archive, "region-gate")
+    refused(archive, calibrate(archive, "cardiac"), "region-gate")
+
+
+def test_a_renamed_router_is_certified_with_a_warning(tmp_path):
+    archive = synthetic_archive(tmp_path / "a", cases=24)
+    renamed = replace(calibrate(archive, "cardiac"), name="mine")
+    (said,) = used_before(certify_router(archive, renamed, HARMED, force=True)[0])
+    assert "calibrate fitted cardiac by delta" in said
+
+
+def test_a_consensus_that_the_user_named_is_another_design_for_each_candidate(tmp_path):
+    """calibrate consensus for one candidate after the other, certify the best: the labels chose it."""
+    archive = views_archive(tmp_path / "a", cases=24)
+    first = calibrate(archive, "consensus", consensus="1")
+    assert not used_before(certify_router(archive, first, HARMED, force=True)[0])
+    made = [first, calibrate(archive, "consensus", consensus="2"), calibrate(archive, "consensus")]
+    assert compared_designs(archive) == {"consensus of candidate 1", "consensus of candidate 2", "consensus"}
+    for one in made:
+        refused(archive, read_policy(write_policy(tmp_path, one)), "consensus")
+    together, _ = certify_designs(archive, made, TOGETHER, force=True)
+    assert not used_before(together)
+
+
+def test_one_design_on_a_named_ladder_was_compared_with_nothing(tmp_path):
+    archive = views_archive(tmp_path / "a", cases=24, ladder="mri").only_ladder()
+    policy = calibrate(archive, "consensus")
+    assert compared_designs(archive) == {"consensus on mri"}
+    assert not used_before(certify_router(archive, policy, HARMED, force=True)[0])
 
 
 def test_the_same_router_on_another_ladder_is_another_router():

@@ -8,7 +8,7 @@ import pytest
 from casewise.core.errors import TooFewCases
 from casewise.judge.certificates.evidence import rollback_table
 from casewise.judge.certificates.risk_control import conformal_setting
-from casewise.judge.certificates.split import split_for_promise
+from casewise.judge.certificates.split import smallest_promise, split_for_promise
 
 
 def realised(patients, alpha, repetitions, *, icc, within, scans=2):
@@ -42,20 +42,27 @@ def test_the_promise_holds_for_new_patients(within):
 @pytest.mark.slow
 @pytest.mark.parametrize("within", ["mean", "max"])
 @pytest.mark.parametrize("icc", [0.0, 0.5, 0.9])
-@pytest.mark.parametrize(("patients", "alpha"), [(13, 0.1), (20, 0.1), (20, 0.2), (40, 0.1)])
+@pytest.mark.parametrize(("patients", "alpha"), [(14, 0.1), (20, 0.1), (20, 0.2), (40, 0.1)])
 def test_the_promise_holds_everywhere(patients, alpha, icc, within):
     assert realised(patients, alpha, 4000, icc=icc, within=within) <= alpha + 3 * 0.15 / np.sqrt(4000)
 
 
 def test_too_few_patients_are_refused_with_the_number_that_is_needed():
-    with pytest.raises(TooFewCases, match=r"needs 13 labelled patients \(9 to certify it and 4 to learn\), got 12"):
-        split_for_promise([f"p{k}" for k in range(12)], 0.1)
-    split = split_for_promise([f"p{k}" for k in range(13)], 0.1)
-    assert (len(split.learning), len(split.certifying)) == (4, 9)
-    assert "if fewer than 5 patients learn" in split.sentence()  # no test over four can pass
+    # four patients would never adopt anything, so no promise would come of them
+    with pytest.raises(TooFewCases, match=r"needs 14 labelled patients \(9 to certify it and 5 to learn and choose\)"):
+        split_for_promise([f"p{k}" for k in range(13)], 0.1)
+    split = split_for_promise([f"p{k}" for k in range(14)], 0.1)
+    assert (len(split.learning), len(split.certifying)) == (5, 9)
     assert "9 only for the test of the promise (a risk of at most 0.1)" in split.sentence()
     assert "If their risks add up to more than 0, large changes will not be used" in split.sentence()
-    assert "unless" not in split_for_promise([f"p{k}" for k in range(14)], 0.1).sentence()
     assert not set(split.learning) & set(split.certifying)
     assert len(split_for_promise([f"p{k}" for k in range(40)], 0.1).certifying) == 19
     assert len(split_for_promise([f"p{k}" for k in range(10)], 0.2).certifying) == 4
+
+
+@pytest.mark.parametrize("patients", range(6, 30))
+def test_the_smallest_promise_that_is_named_is_not_refused(patients):
+    names, least = [f"p{k}" for k in range(patients)], smallest_promise(patients)
+    assert len(split_for_promise(names, least).learning) >= 5
+    with pytest.raises(TooFewCases, match=f"promise {least:g}, the smallest with {patients}"):
+        split_for_promise(names, least - 0.01)

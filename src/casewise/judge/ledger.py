@@ -88,17 +88,28 @@ def expose(
 def compared_as(policy: Policy) -> str:
     """Return the name of a policy in the ledger.
 
-    A router with another coordinate or middle action, or on another ladder, is another policy; its cut-points do not
-    matter, because a bound at a cut holds for every cut below it. Of policies that labels fitted, each is another one.
+    A router with another coordinate or action, or on another ladder, is another policy, and so is a rule that takes
+    another candidate for the consensus. Cut-points do not matter, because a bound at a cut holds for every cut below
+    it. Of policies that labels fitted, each is another one.
     """
     name, options = policy.name.removesuffix("-certified"), policy.options
     if among_candidates(policy) and is_learned(policy):
         fitted = {key: value for key, value in options.items() if key != "cut_high"}  # the cut of a certificate
         return f"{name} (fit {json_sha256([policy.controller, fitted, policy.cleanup, policy.calibration_id])[:8]})"
-    ready = READY[name].options if name in READY else options
+    ready = READY[name].options if name in READY else {}
+    actions, usual = ({key: one[key] for key in ACTIONS if key in one} for one in (options, ready))
     own = f" by {options['coordinate']}" if options.get("coordinate") else ""
-    own += " unshrunk" if any(options.get(one) != ready.get(one) for one in ("mid", "mid_shrink")) else ""
+    own += f" with other actions ({json_sha256(actions)[:8]})" if actions != usual else ""
+    own += of_candidate(policy.preflight.get("consensus"))
     return on_ladders(f"{name}{own}", policy.ladders or (policy.ladder,))
+
+
+ACTIONS = ("low", "mid", "hard", "low_cap", "mid_cap", "mid_shrink")  # options of a router that are no cut-points
+
+
+def of_candidate(consensus: str | None) -> str:
+    """Return what to add to the name of a design where the user said which candidate is the consensus."""
+    return f" of candidate {consensus}" if consensus else ""
 
 
 def on_ladders(design: str, ladders: Iterable[str]) -> str:
@@ -124,7 +135,7 @@ def note_comparison(archive: Archive, designs: Sequence[str]) -> None:
 
 def compared_designs(archive: Archive) -> frozenset[str]:
     """Return the names of all designs, M0 left out, that were compared, calibrated or studied with these labels."""
-    return frozenset(name for line in _looks(archive) for name in line["compared"] if name.split()[0] != "m0")
+    return frozenset(name for line in _looks(archive) for name in line["compared"])
 
 
 def check_not_chosen(archive: Archive, policy: Policy, together: Collection[str] | None) -> None:
@@ -136,8 +147,8 @@ def check_not_chosen(archive: Archive, policy: Policy, together: Collection[str]
     others = sorted(compared - {own, *(together or ())})
     if together is None or own not in compared or not others:
         return
-    among = among_candidates(policy)
-    both = "let certify choose: --policy default" if among else "certify all of them together: --policy A --policy B"
+    both = "certify all of them together: --policy A --policy B"
+    both = "let certify choose: --policy default" if among_candidates(policy) else both
     raise Refused(
         f"{own!r} was compared with {', '.join(others)} on these labels (the archive's ledger says so), so they chose "
         f"it and cannot certify it. Certify on {UNIT[1]} that were not used for the comparison, or {both} --method ltt"
@@ -149,11 +160,10 @@ def earlier_looks(archive: Archive, tested: Collection[str] | None) -> list[str]
 
     ``tested`` names all policies that are certified together (:func:`compared_as`); None stands for every policy.
     """
-    own = {"m0", *(tested or ())}
     looks = {
         line["choice"] + (f" of {line['policy']}" if line["policy"] else "")
         for line in _looks(archive)
-        if not line["choice"].startswith(CALIBRATE) or (tested is not None and not set(line["compared"]) <= own)
+        if not line["choice"].startswith(CALIBRATE) or not (tested is None or set(line["compared"]) <= set(tested))
     }
     if not looks:
         return []
@@ -164,9 +174,10 @@ def earlier_looks(archive: Archive, tested: Collection[str] | None) -> list[str]
 
 
 def _looks(archive: Archive) -> list[dict[str, Any]]:
-    """Return the lines of the ledger that are about labels of these cases."""
+    """Return the lines of the ledger that are about labels of these cases; M0 is not among the compared."""
     labels = set(_labels(archive))
-    return [line for line in read_ledger(archive.path) if not labels.isdisjoint(line.get("labels", ()))]
+    found = (line for line in read_ledger(archive.path) if not labels.isdisjoint(line.get("labels", ())))
+    return [{**line, "compared": [name for name in line["compared"] if name.split()[0] != "m0"]} for line in found]
 
 
 def _labels(archive: Archive) -> list[str]:

@@ -30,7 +30,7 @@ from casewise.judge.controllers import takes
 from casewise.judge.controllers.metadata import RISK, metadata_of
 from casewise.judge.controllers.router import bucket_of
 from casewise.judge.decide import has_consensus, unshrunk_hint
-from casewise.judge.ledger import OURS, PAPER, compared_as, note_comparison, on_ladders
+from casewise.judge.ledger import OURS, PAPER, compared_as, note_comparison, of_candidate, on_ladders
 from casewise.judge.outcomes import outcomes
 from casewise.judge.policy import (
     READY,
@@ -200,19 +200,20 @@ def calibrate(
     found["concerns"] += [unflagged] if unflagged else []
     if hybrid:
         policy = _hybrid(policy, holdout, convention, window)
-    if kind.fitted_by == "cuts":
+    if kind.fitted_by == "cuts" or kind.gates:  # what can be certified
         note_comparison(holdout, [compared_as(policy)])  # before any result is shown
     return replace(policy, preflight=found)
 
 
 def _among_candidates(holdout: Archive, design: Policy, unflagged: str | None, **options: Any) -> Policy:
     """Fit a policy that chooses among all candidates of a case on the labels of the holdout."""
-    read = holdout.joined or (design.ladder,)
+    read, of = holdout.joined or (design.ladder,), of_candidate(options.get("consensus"))
     if design.name == "default":  # before any label is read
-        note_comparison(holdout, [on_ladders(one, read) for one in (*DESIGNS, *options.get("fixed", ()))])
+        note_comparison(holdout, [on_ladders(one + of, read) for one in (*DESIGNS, *options.get("fixed", ()))])
     name, fitted, found = fitted_choice(holdout, design.name, ladders=holdout.joined, **options)
     rows = found["comparison"]["rows"]  # settled and cleanups, too
-    note_comparison(holdout, [on_ladders(row["design"], read) for row in rows])
+    note_comparison(holdout, [on_ladders(row["design"] + of, read) for row in rows])
+    found["consensus"] = options.get("consensus")
     found["concerns"] += [unflagged] if unflagged else []
     ladders = {one: holdout.ladder(one).configuration.get("adaptation") or {} for one in holdout.joined}
     agreements = {one["case"]: one["signals"].get(AGREEMENT) for one in found["out_of_fold"]}

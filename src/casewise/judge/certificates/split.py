@@ -30,7 +30,7 @@ from casewise.judge.certificates.certificate import Certificate
 from casewise.judge.certificates.certify_router import Promise, certify_router
 from casewise.judge.certificates.risk_control import patients_needed
 
-FEWEST_LEARNING = 4  # patients that must remain for learning and choosing
+FEWEST_LEARNING = patients_for_chance()  # with fewer patients no design passes the tests, so M0 stays
 
 
 @dataclass(frozen=True)
@@ -53,13 +53,12 @@ class PromiseSplit:
             f"of the promise (a risk of at most {self.alpha:g}). If their risks add up to more than "
             f"{self.tolerated:.2g}, large changes will not be used. Without --promise all {UNIT[1]} would be for "
             "learning, and the gain would be an estimate"
-            f"{_too_few_to_adopt(len(self.learning))}"
         )
 
 
 def smallest_promise(patients: int) -> float | None:
     """Return the smallest alpha, to two digits, that leaves enough patients to learn from; None if none does."""
-    certifying = patients - max(FEWEST_LEARNING, patients_for_chance())
+    certifying = patients - FEWEST_LEARNING
     return math.ceil(100 / (certifying + 1)) / 100 if certifying > 0 else None
 
 
@@ -91,21 +90,16 @@ def split_for_promise(patients: Iterable[str], alpha: float) -> PromiseSplit:
         less = "" if least is None else f"promise {least:g}, the smallest with {len(names)}, "
         raise TooFewCases(
             f"a promise of at most {alpha:g} needs {needed + FEWEST_LEARNING} labelled {UNIT[1]} ({needed} to certify "
-            f"it and {FEWEST_LEARNING} to learn), got {len(names)}{_too_few_to_adopt(FEWEST_LEARNING)}. Label more, "
-            f"{less}or leave the promise out: then all of them learn and the gain is an estimate"
+            f"it and {FEWEST_LEARNING} to learn and choose), got {len(names)}. Label more, {less}or leave "
+            "the promise out: then all of them learn and the gain is an estimate"
         )
     more = round(1 / alpha)
-    while needed + more <= len(names) // 2:
+    while needed + more <= min(len(names) // 2, len(names) - FEWEST_LEARNING):
         needed += more
     aside = np.random.default_rng(RESAMPLING_SEED).permutation(len(names))[:needed]
     return PromiseSplit(
         tuple(name for k, name in enumerate(names) if k not in aside), tuple(names[k] for k in sorted(aside)), alpha
     )
-
-
-def _too_few_to_adopt(learning: int) -> str:
-    few = learning < (least := patients_for_chance())
-    return f"; if fewer than {least} {UNIT[1]} learn, the model's own masks stay in use" * few
 
 
 def certify_held_out(
