@@ -128,13 +128,9 @@ def _holes(runs: Runs, label: NDArray[Any], owner: Integers, value: Integers, wa
 
 
 def _split(
-    shape: tuple[int, ...],
-    parts: list[tuple[Integers, Integers, NDArray[Any]]],
-    owner: Integers,
-    value: Integers,
-    sizes: Integers,
-    hole_of: Integers,
-) -> tuple[LabelPieces, ...]:
+    shape: tuple[int, ...], parts: list[tuple[Integers, Integers, NDArray[Any]]], owner: Integers, value: Integers,
+    sizes: Integers, hole_of: Integers,
+) -> tuple[LabelPieces, ...]:  # fmt: skip
     """Split the pieces by mask; those of one mask have consecutive numbers."""
     found, run, piece = [], 0, 0
     for first, last, label in parts:

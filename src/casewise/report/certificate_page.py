@@ -14,16 +14,12 @@ def certificate_page(certificate: Certificate) -> str:
     """One self-contained HTML page."""
     unit = unit_of(certificate.cases, certificate.units)
     return render_page(
-        "certificate.html.j2",
-        c=certificate,
-        title="Harm certificate" if certificate.feasible else "Harm certificate: not issued",
-        unit=unit,
-        numbers=_numbers(certificate),
-        curve_svg=Markup(curve_svg(certificate)) if len(certificate.curve) > 1 else "",
+        "certificate.html.j2", c=certificate,
+        title="Harm certificate" if certificate.feasible else "Harm certificate: not issued", unit=unit,
+        numbers=_numbers(certificate), curve_svg=Markup(curve_svg(certificate)) if len(certificate.curve) > 1 else "",
         reliability_svg=Markup(reliability_svg(certificate)) if certificate.reliability else "",
-        grid_svg=Markup(_grid_svg(certificate)),
-        unit_words=UNIT,
-    )
+        grid_svg=Markup(_grid_svg(certificate)), unit_words=UNIT,
+    )  # fmt: skip
 
 
 def _grid_svg(certificate: Certificate) -> str:

@@ -187,22 +187,13 @@ def comparison_page(summary: Mapping[str, Any], cases: Sequence[Mapping[str, Any
         "called": lambda label: label_name(label, names),
     }  # fmt: skip
     return render_page(
-        "comparison.html.j2",
-        filters=filters,
-        said=text.headline(summary),
-        words=text.WORDS,
-        why=text.verdict_reason(summary) if summary["checks"] else "",
-        counts=text.change_counts(summary),
-        worse=text.worse_parts(summary),
-        whose=text.of_whom(summary["summary"], named=summary["summary"]["named"]),
-        result=summary,
-        cohort=summary["summary"],
-        judged=judged_sentence(summary["summary"].get("judged")),
+        "comparison.html.j2", filters=filters, said=text.headline(summary), words=text.WORDS,
+        why=text.verdict_reason(summary) if summary["checks"] else "", counts=text.change_counts(summary),
+        worse=text.worse_parts(summary), whose=text.of_whom(summary["summary"], named=summary["summary"]["named"]),
+        result=summary, cohort=summary["summary"], judged=judged_sentence(summary["summary"].get("judged")),
         not_met=[line[5:] for line in text.check_lines(summary) if not line.startswith("ok")],
-        limits=text.known_limits(summary),
-        cases=cases,
-        facts={"notable": NOTABLE, **facts},
-    )
+        limits=text.known_limits(summary), cases=cases, facts={"notable": NOTABLE, **facts},
+    )  # fmt: skip
 
 
 def _box(region: Mapping[str, Any]) -> str:

@@ -198,13 +198,9 @@ def write_demo(facts: DemoFacts, cohort: Cohort, out: Path) -> Path:
     write_durably(out / PICTURE, sheet_png([[panel for row in rows for panel in row]], side=264))
     changes = [(one.case, one.dice["m0"], one.dice["deployed"]) for one in facts.hearts]
     text = render_page(
-        "demo.html.j2",
-        facts=facts,
-        notice=cohort.notice,
-        changes=Markup(change_svg(changes, metric="Dice")),
+        "demo.html.j2", facts=facts, notice=cohort.notice, changes=Markup(change_svg(changes, metric="Dice")),
         pictures=[[(said, data_uri(picture)) for said, picture in row] for row in rows],
-        legend=legend(classes.names, background=True),
-        undone="".join(one.rollback_sentence for one in undone),
-    )
+        legend=legend(classes.names, background=True), undone="".join(one.rollback_sentence for one in undone),
+    )  # fmt: skip
     write_durably(out / PAGE, text.encode())
     return out / PAGE

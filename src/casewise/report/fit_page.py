@@ -198,22 +198,11 @@ def fit_page(
     compared, metric = facts["preflight"]["comparison"], METRICS[facts["metric"]].title
     changes = [(str(row["case"]), float(row["source"]), float(row["metric"])) for row in rows]
     return render_page(
-        "fit.html.j2",
-        facts=facts,
-        metric=metric,
-        compared=compared,
-        row=_chosen_row(compared),
+        "fit.html.j2", facts=facts, metric=metric, compared=compared, row=_chosen_row(compared),
         words={one["design"]: design_words(one["design"]) for one in compared["rows"]},
-        flags=_flags(facts).capitalize(),
-        bounds=BOUNDS,
-        unseen=f"{unseen_sentence(facts['patients'])}.".capitalize(),
-        promise=_promise(facts),
-        price=_price(facts),
-        rows=rows,
-        worse=sorted((after - before, case) for case, before, after in changes if after < before),
-        point=POINT,
-        changes=Markup(change_svg(changes, metric=metric)) if changes else "",
-        pictures=pictures,
-        lines=summary_lines(facts),
-        unit=UNIT,
-    )
+        flags=_flags(facts).capitalize(), bounds=BOUNDS, unseen=f"{unseen_sentence(facts['patients'])}.".capitalize(),
+        promise=_promise(facts), price=_price(facts), rows=rows,
+        worse=sorted((after - before, case) for case, before, after in changes if after < before), point=POINT,
+        changes=Markup(change_svg(changes, metric=metric)) if changes else "", pictures=pictures,
+        lines=summary_lines(facts), unit=UNIT,
+    )  # fmt: skip

@@ -199,13 +199,9 @@ def copy_model_files(work: PredictCase) -> None:
 
 
 def run_report(
-    work: PredictCase,
-    images: Path,
-    entries: Sequence[PredictedCase],
-    seconds: float,
-    scores: Mapping[str, Any],
+    work: PredictCase, images: Path, entries: Sequence[PredictedCase], seconds: float, scores: Mapping[str, Any],
     all_parts: Sequence[PredictedCase] | None = None,
-) -> dict[str, Any]:
+) -> dict[str, Any]:  # fmt: skip
     """The run for a machine, in the manner of TotalSegmentator's ``--set report=FILE``.
 
     ``all_parts`` are the cases of the other parts too: the promise depends on the bucket shares of all cases.

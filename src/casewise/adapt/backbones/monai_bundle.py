@@ -43,16 +43,11 @@ def load_network_folder(folder: Path, *, weights: Path | None, device: str, trus
         raise BadInput(f"{folder / 'network.json'}: arguments do not build a {plain['network']}: {error}") from error
     load_weights(network, weights or _weights_in(folder), trust=trust)
     return _module(
-        network,
-        name=f"MONAI {plain['network']} of {folder.name}",
-        channels=int(plain["arguments"]["in_channels"]),
-        classes=int(plain["arguments"]["out_channels"]),
-        window=plain["window"],
-        overlap=float(plain.get("overlap", 0.25)),
-        intensity=plain.get("intensity", "zscore"),
-        labels={int(value): name for value, name in plain.get("labels", {}).items()},
-        device=device,
-    )
+        network, name=f"MONAI {plain['network']} of {folder.name}", channels=int(plain["arguments"]["in_channels"]),
+        classes=int(plain["arguments"]["out_channels"]), window=plain["window"],
+        overlap=float(plain.get("overlap", 0.25)), intensity=plain.get("intensity", "zscore"),
+        labels={int(value): name for value, name in plain.get("labels", {}).items()}, device=device,
+    )  # fmt: skip
 
 
 def load_bundle(folder: Path, *, device: str, trust_bundle: bool, trust: bool) -> Module:
@@ -73,16 +68,11 @@ def load_bundle(folder: Path, *, device: str, trust_bundle: bool, trust: bool) -
     inferer = parser.get("inferer", {})
     window = inferer.get("roi_size") if isinstance(inferer, Mapping) else None
     return _module(
-        network,
-        name=f"MONAI bundle {folder.name}",
-        channels=int(image["num_channels"]),
-        classes=int(output["num_channels"]),
-        window=window if isinstance(window, list) else image["spatial_shape"],
-        overlap=0.25,
-        intensity="as-is",
-        labels={int(value): str(name) for value, name in output.get("channel_def", {}).items()},
-        device=device,
-    )
+        network, name=f"MONAI bundle {folder.name}", channels=int(image["num_channels"]),
+        classes=int(output["num_channels"]), window=window if isinstance(window, list) else image["spatial_shape"],
+        overlap=0.25, intensity="as-is",
+        labels={int(value): str(name) for value, name in output.get("channel_def", {}).items()}, device=device,
+    )  # fmt: skip
 
 
 def _module(
