@@ -35,9 +35,21 @@ def test_the_page_says_in_the_open_what_so_few_patients_cannot_show(facts: dict[
     assert "Rare large losses may be missed: up to 21% of new patients" in visible
 
 
+def test_the_page_says_why_the_expected_change_is_not_that_of_the_table(facts: dict[str, Any]) -> None:
+    compared = facts["preflight"]["comparison"]
+    (gain,) = (row["gain"] for row in compared["rows"] if row["design"] == compared["chosen"])
+    visible = fit_page(facts, ()).split("<details")[0]
+    assert "with the choice repeated without each of them" in visible
+    nested = f"the expected change ({compared['nested']['gain']:+.4f}) repeats the choice without each patient"
+    assert f"so its {gain:+.4f} tends to be too high; {nested}" in visible
+
+
 @pytest.mark.parametrize(
     ("poor", "said"),
-    [(0, "no labelled mask is poor"), (3, "poor masks seen: 3, of which 2 were flagged")],
+    [
+        (0, "no labelled mask is poor, so the flag could not be tested; expect it to miss most poor masks"),
+        (3, "poor masks seen: 3, of which 2 were flagged"),
+    ],
 )
 def test_page_and_summary_say_how_many_poor_masks_were_seen(poor: int, said: str, facts: dict[str, Any]) -> None:
     quality = {**facts["preflight"]["quality"], "poor": poor, "poor_flagged": 2 if poor else 0}

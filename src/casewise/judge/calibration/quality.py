@@ -286,7 +286,7 @@ def _without(found: Taken, rest: Any, fit: QualityFit, every: Every | None) -> Q
 def caught_sentence(quality: Mapping[str, Any]) -> str:
     """Say how many poor calibration cases were flagged."""
     if not quality.get("poor", 0):
-        return "no labelled mask is poor, so most poor ones will probably not be flagged"
+        return "no labelled mask is poor, so the flag could not be tested; expect it to miss most poor masks"
     return (
         f"poor masks seen: {quality['poor']}, of which {quality['poor_flagged']} were flagged; the share of "
         f"future poor masks that will be flagged is not promised"
