@@ -146,6 +146,10 @@ def test_the_part_that_fell_most_is_named_where_its_patients_are_too_few_for_a_t
     assert said.startswith("Largest loss: group B −")
     assert said.endswith(", 3 patients; it is not statistically significant.")
     assert worse_parts({"summary": Comparisons(cases[3:]).summary}) == ""
+    crumb = old.copy()
+    crumb[tuple(np.argwhere(old == 2)[0])] = 0  # less than a point
+    little = tuple(ComparedCase(f"h{at}", comparison(old, crumb, old), None, f"p{at}") for at in range(2))
+    assert worse_parts({"summary": Comparisons(little).summary}) == ""
 
 
 def test_the_limits_of_a_comparison_are_the_ones_that_hold():

@@ -61,7 +61,7 @@ def read_table(path: Path) -> CaseTable:
     rows = [{name: from_csv_cell(cell) for name, cell in row.items()} for row in read_csv(path)]
     if not rows or "case" not in rows[0]:
         known = ", ".join(column for names in COLUMNS.values() for column in names)
-        raise BadInput(f"{path} needs a header with case and any of {known}")
+        raise BadInput(f"{path} needs a header with case and any of {known}, and a row for each case")
     by_case = {made_case_id(row["case"]): row for row in rows}  # the same ids as made from file names
     if len(by_case) < len(rows):
         twice = sorted(case for case in by_case if sum(made_case_id(row["case"]) == case for row in rows) > 1)

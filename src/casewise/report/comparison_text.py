@@ -87,7 +87,7 @@ def worse_parts(summary: Summary, *, most: int = 3) -> str:
     said = [f"{name} {plain_interval(change, signed=True)}" for name, change in (shown or fell)[:most]]
     if shown:
         return f"Largest losses: {', '.join(said)}."
-    if not fell or fell[0][1]["estimate"] > cohort["change"]["estimate"] - POINT:
+    if not fell or fell[0][1]["estimate"] > min(cohort["change"]["estimate"], 0) - POINT:
         return ""
     return f"Largest loss: {said[0]}, {pluralize(fell[0][1]['clusters'], *UNIT)}; it is not statistically significant."
 
