@@ -100,6 +100,13 @@ def test_predict(tmp_path: Path) -> None:
     call(*words)
     assert verify_predictions(tmp_path / "out") == []
     assert tried >= 4
+    log = tmp_path / "out" / "audit.jsonl"  # every mask is there, and its worker processes were just ended
+    log.write_text(
+        "".join(
+            line for line in log.read_text().splitlines(True) if '"run-finished"' not in line and '"pages"' not in line
+        )
+    )
+    assert any("incomplete" in problem for problem in verify_predictions(tmp_path / "out"))
 
 
 def test_a_command_removes_what_a_killed_one_left_beside_its_output(tmp_path: Path) -> None:

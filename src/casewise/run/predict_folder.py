@@ -407,7 +407,7 @@ def _predicted(
     if not overwrite:
         check_replaceable(layout, waiting)
     sweep(layout.out)
-    audit.append("run-started", _facts(work, kept=len(kept), waiting=len(waiting), to_do=waiting))
+    audit.append("run-started", _facts(work, kept=len(kept), waiting=len(waiting), to_do=waiting, page=page))
     for case_id in waiting:
         layout.forget(case_id)
     for case_id in kept:
@@ -423,7 +423,7 @@ def _predicted(
         failed += not entry.is_done
         audit.append("case", _line(layout, entry))
         yield entry
-    audit.append("run-finished", {"cases": len(work.cases), "not_done": failed, "page": page})
+    audit.append("run-finished", {"cases": len(work.cases), "not_done": failed})
 
 
 def _entry_of(work: PredictCase, result: Result) -> PredictedCase:

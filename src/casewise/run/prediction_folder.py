@@ -203,7 +203,7 @@ def verify_predictions(out: Path, report: Path | None = None) -> list[str]:
             f"{cases} begun {'has' if len(left) == 1 else 'have'} no result (such as {left[0]}): the run was "
             f"killed or is still running; repeat the command with --continue_prediction"
         )
-    last, ended = Chain(audit).since("run-finished", "pages")
+    last, ended = Chain(audit).since("run-started", "pages")
     if not left and not ended and last[0].get("page"):
         problems.append(f"{out} is incomplete: its run was killed; repeat the command with --continue_prediction")
     if report is not None:
