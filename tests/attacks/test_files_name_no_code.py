@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from casewise.adapt.adaptation import Adaptation, proposers_of
 from casewise.adapt.backbones import load_backbone
+from casewise.adapt.backbones.checkpoints import read_checkpoint
 from casewise.adapt.probes import probes_of
+from casewise.adapt.tuned_weights import TunedWeights
 from casewise.archive.layout import Entry
 from casewise.archive.layout import read_json as read_archive_json
 from casewise.archive.store import create_archive, open_archive
 from casewise.archive.verify import verify
+from casewise.cli import monitor
+from casewise.core.chain import Chain
 from casewise.core.durable import json_sha256
 from casewise.core.errors import BadInput, CasewiseError, DamagedArchive, UnsafeInput
 from casewise.core.formats import json_text
@@ -26,10 +34,14 @@ from casewise.core.prediction_record import PredictedCase
 from casewise.core.records import Action, Binding, Decision, Policy, State
 from casewise.core.registry import addresses_in, check_names_no_code, from_address
 from casewise.deployment.saved import read_description
+from casewise.judge import ledger
 from casewise.judge.certificates.certificate import Certificate, read_certificate, write_certificate
 from casewise.judge.monitors.audits import Audit
 from casewise.judge.monitors.watch import Watch, read_watch, write_watch
 from casewise.judge.policy import READY, _hashed, judge_of, read_policy, write_policy
+from casewise.run import take_over
+from casewise.run.prediction_folder import decisions_in, verify_predictions
+from casewise.serve.review_log import ReviewLog
 
 BINDING = Binding("m", "tent", "array", "min_area=16")
 ADAPTATION = json.loads(json_text(Adaptation("views:mri", consensus="vote").as_plain()))
@@ -59,22 +71,22 @@ def proof(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     sys.modules.pop("evil", None)
 
 
-def planted(plain: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
+def planted(plain: Any, at: tuple[Any, ...] = (), address: str = "evil:sig") -> Iterator[tuple[tuple[Any, ...], Any]]:
     """The record with an address instead of each leaf, beside each item and as each key; and where it was planted."""
     items = plain.items() if isinstance(plain, dict) else enumerate(plain) if isinstance(plain, list) else ()
     for key, value in items:
-        for place, changed in planted(value, (*at, key)):
+        for place, changed in planted(value, (*at, key), address):
             copy = dict(plain) if isinstance(plain, dict) else list(plain)
             copy[key] = changed
             yield place, copy
     if isinstance(plain, list):
-        yield at, [*plain, "evil:sig"]
+        yield at, [*plain, address]
     elif isinstance(plain, dict) and at:
-        yield at, {**plain, "evil:sig": 1}
-        yield at, {**plain, "signals": ["evil:sig"]}
+        yield at, {**plain, address: 1}
+        yield at, {**plain, "signals": [address]}
     elif not isinstance(plain, dict):
-        yield at, "evil:sig"
-        yield at, ["evil:sig"]
+        yield at, address
+        yield at, [address]
 
 
 def used(policy: Policy) -> None:
@@ -134,6 +146,23 @@ def test_an_address_in_any_field_of_a_record_is_refused_and_imports_nothing(reco
         assert not proof.exists(), place
         assert "evil" not in sys.modules, place
     assert len(places) > 5
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["views:sig", "members:sig", "running:sig", "views:evil:sig", "tuned+views:evil:sig", "evil.more:sig", "évil:sig",
+     "evil\n:sig", "evil:sig\n", " evil : sig", "evil．more:sig", "evil:sig.more", "../evil:sig", "evil", "evil.sig"],
+)  # fmt: skip
+@pytest.mark.parametrize("record", RECORDS)
+def test_no_spelling_in_any_field_imports_anything(record: str, address: str, proof: Path) -> None:
+    """Modules that are called like proposers, names with dots, line breaks and letters of all languages."""
+    for name in ("views", "members", "running", "évil", "evil．more", " evil "):
+        Path(f"{name}.py").write_text(Path("evil.py").read_text())
+    make, use = RECORDS[record]
+    for place, plain in planted(make(), address=address):
+        with suppress(CasewiseError):
+            use(plain)
+        assert not proof.exists(), place
 
 
 def test_what_casewise_writes_itself_is_read(proof: Path) -> None:
@@ -340,3 +369,74 @@ def test_what_a_record_says_is_what_was_written() -> None:
         from_plain(State, {"step": 1, "shrink": 10**30}, "the file")  # NumPy makes an object of such a number
     with pytest.raises(BadInput, match="the file has an unknown field 'x'"):
         from_plain(State, {"step": 1, "x": 2}, "the file")
+
+
+# ---- logs: a right hash alone does not make a line right ----
+
+LINES: dict[str, dict[str, Any]] = {
+    "run-started": {"to_do": ["a"], "policy": "p"},
+    "case": {"case": "a", "status": "done", "outputs": {"a.nii.gz": "h"}, "entry": "h"},
+    "run-finished": {"cases": 1, "not_done": 0, "page": True},
+    "pages": {"files": {"report.html": "h"}},
+    "exposure": {"choice": "calibrate", "policy": "p", "labels": ["l"], "compared": ["medoid"]},
+    "certification": {"asked": {"a": 1}, "labels": ["l"]},
+    "take-over-started": {"files": ["a.nii.gz"]},
+    "taken-over": {"file": "a.nii.gz", "sha256": "h"},
+    "apply-started": {"files": ["a.nii.gz"]},
+    "applied": {"case": "a", "file": "a.nii.gz", "sha256": "h"},
+    "review": {"case": "a", "decision": "flag", "reviewer": "r", "note": "", "about": "x", "adapted": None},
+    "sealed": {"sha256": "h"},
+}
+
+
+def read_logs(folder: Path) -> None:
+    """Everything that reads a hash-chained log of a folder."""
+    verify_predictions(folder, folder / "report.json")
+    decisions_in(folder)
+    ReviewLog(folder / "reviews.jsonl").latest()
+    take_over._check_replaceable(folder, ["a.nii.gz"])
+    assert Chain(folder / "audit.jsonl").tip
+    archive = open_archive(folder / "archive")
+    with suppress(DamagedArchive):  # what a ledger says if a line of it is wrong
+        ledger.note_comparison(archive, ["medoid"])
+        ledger.compared_designs(archive)
+        ledger.earlier_looks(archive, {"medoid"})
+        ledger.certification_attempt(archive, {"policy": "p"})
+
+
+@pytest.mark.parametrize("event", LINES)
+def test_a_line_of_a_log_with_a_value_of_another_type_ends_nothing(event: str, tmp_path: Path) -> None:
+    create_archive(tmp_path / "archive", binding=BINDING, steps=1, configuration={})
+    for number, facts in enumerate([LINES[event], *spoiled(LINES[event])]):
+        folder = tmp_path / str(number)
+        (folder / "casewise").mkdir(parents=True)
+        shutil.copytree(tmp_path / "archive", folder / "archive")
+        for log in ("audit.jsonl", "reviews.jsonl", "applied.jsonl", "archive/exposures.jsonl"):
+            Chain(folder / log).append("begin", {})
+            Chain(folder / log).append(event, facts)
+        (folder / "report.json").write_text(json.dumps(facts))
+        read_logs(folder)
+
+
+@pytest.mark.parametrize("content", [*CONTENTS.values(), b"7", b"null", b'{"event": "case"}'])
+def test_a_line_of_a_log_that_is_no_line_ends_nothing(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "casewise").mkdir()
+    create_archive(tmp_path / "archive", binding=BINDING, steps=1, configuration={})
+    for log in ("audit.jsonl", "reviews.jsonl", "applied.jsonl", "archive/exposures.jsonl", "stream.jsonl"):
+        (tmp_path / log).write_bytes(content + b"\n")
+    (tmp_path / "report.json").write_bytes(content)
+    read_logs(tmp_path)
+    assert verify_predictions(tmp_path)
+    with suppress(BadInput):
+        list(monitor._rows(tmp_path / "stream.jsonl"))
+
+
+@pytest.mark.parametrize("key", ["aliases", "checkpoint", "casewise"])
+@pytest.mark.parametrize(
+    "content", ["[" * 100_000, "[1]", "7", '{"a": {"b": 1}}', '{"a": [1]}', '{"a": null}', "9" * 9999]
+)
+def test_metadata_of_a_weights_file_are_read_or_refused(key: str, content: str, tmp_path: Path) -> None:
+    save_file({"weight": torch.zeros(1)}, tmp_path / "w.safetensors", metadata={key: content})
+    for read in (read_checkpoint, TunedWeights.read):
+        with suppress(CasewiseError):
+            read(tmp_path / "w.safetensors")

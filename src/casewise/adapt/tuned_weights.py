@@ -11,7 +11,6 @@ Files of this kind are written by ``casewise.learn``; no function here takes a l
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -24,7 +23,7 @@ from torch import Tensor, nn
 from casewise.adapt.snapshot import swapped, tensors_of
 from casewise.core.durable import file_sha256, json_sha256, replacing
 from casewise.core.errors import BadInput, Mismatch
-from casewise.core.formats import json_text
+from casewise.core.formats import json_text, parsed_json
 from casewise.core.json_records import from_plain, read_json
 
 FOLDS, FAILED, ENDING = "folds.json", ".failed.json", ".safetensors"
@@ -85,10 +84,10 @@ class TunedWeights:
 
         try:
             with safe_open(path, framework="pt") as file:
-                said = json.loads((file.metadata() or {})["casewise"])
+                said = parsed_json((file.metadata() or {})["casewise"])
                 values = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             return from_plain(cls, {**said, "values": values}, path.name)
-        except (SafetensorError, OSError, KeyError, TypeError, ValueError, RecursionError) as error:
+        except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
             raise BadInput(f"{path.name} has no tuned weights ({error}); fit again, or restore the file") from error
 
 

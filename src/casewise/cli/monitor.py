@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -90,7 +89,7 @@ def monitor(
 
 def _rows(stream: Path) -> Iterator[dict[str, Any]]:
     from casewise.core.errors import BadInput
-    from casewise.core.formats import read_csv
+    from casewise.core.formats import parsed_json, read_csv
 
     if not stream.exists():
         raise BadInput(f"{stream} does not exist; give a prediction folder, JSON lines or a CSV")
@@ -102,7 +101,7 @@ def _rows(stream: Path) -> Iterator[dict[str, Any]]:
         return
     try:
         with stream.open(encoding="utf-8") as lines:
-            yield from (dict(json.loads(line)) for line in lines if line.strip())
+            yield from (dict(parsed_json(line)) for line in lines if line.strip())
     except (ValueError, TypeError) as error:
         raise BadInput(f"{stream} has a line that is not a JSON object ({error}); no decision was read") from None
 

@@ -11,7 +11,6 @@ incomplete line: readers skip it, and the next writer removes it and appends a l
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,10 +20,12 @@ from typing import Any, BinaryIO
 
 from casewise.core.durable import file_lock, text_sha256
 from casewise.core.errors import DamagedArchive
-from casewise.core.formats import json_text
+from casewise.core.formats import json_text, parsed_json
 
 BEGINNING = "0" * 64
 TORN = "torn-line-removed"
+_OF_EVERY_LINE = ("event", "time", "previous", "hash")
+_OF_TEXTS = frozenset({"files", "to_do", "labels", "compared"})  # lists of texts, or texts by name
 _BLOCK = 4096  # bytes; a line and the one before it mostly fit
 
 
@@ -54,7 +55,7 @@ class Chain:
         previous = BEGINNING
         for number, text in enumerate(self._content()[0], start=1):
             line = _parsed(text)
-            if line is None or not isinstance(line.get("hash"), str) or not isinstance(line.get("previous"), str):
+            if line is None:
                 return [*problems, f"{self.path.name} line {number} is not a line of a hash-chained log"]
             if line["previous"] != previous:
                 problems.append(
@@ -89,7 +90,7 @@ class Chain:
     def tip(self) -> tuple[int, str]:
         """Number of finished lines and the last hash, to be kept elsewhere."""
         lines = self.lines()
-        return len(lines), str(lines[-1]["hash"]) if lines else BEGINNING
+        return len(lines), lines[-1]["hash"] if lines else BEGINNING
 
     def _content(self) -> tuple[list[bytes], bytes]:
         """Return the finished lines and the incomplete rest."""
@@ -105,11 +106,20 @@ def line_hash(line: Mapping[str, Any]) -> str:
 
 
 def _parsed(text: bytes) -> dict[str, Any] | None:
+    """Return a line whose fields have the types that readers rely on, else None."""
     try:
-        line = json.loads(text)
+        line = parsed_json(text)
     except ValueError:
         return None
-    return line if isinstance(line, dict) else None
+    if not isinstance(line, dict) or not all(isinstance(line.get(name), str) for name in _OF_EVERY_LINE):
+        return None
+    fits = isinstance(line.get("choice", ""), str) and all(_are_texts(line[name]) for name in _OF_TEXTS & set(line))
+    return line if fits else None
+
+
+def _are_texts(value: Any) -> bool:
+    parts = (*value, *value.values()) if isinstance(value, dict) else value
+    return isinstance(value, dict | list) and all(isinstance(part, str) for part in parts)
 
 
 def _write(file: BinaryIO, previous: str, event: str, facts: Mapping[str, Any]) -> dict[str, Any]:
@@ -136,7 +146,7 @@ def _tail(file: BinaryIO, path: Path) -> tuple[str, int]:
     whole = content[: content.rfind(b"\n") + 1]
     lines = whole.splitlines()
     last = _parsed(lines[-1]) if lines else {"hash": BEGINNING}
-    if last is None or not isinstance(last.get("hash"), str):
+    if last is None:
         raise DamagedArchive(
             f"{path} does not end with a line of a hash-chained log; move or restore the file and try again"
         )

@@ -40,6 +40,28 @@ def json_bytes(value: Any) -> bytes:
 _UNCHANGED = frozenset({str, int, bool})
 
 
+def parsed_json(text: str | bytes) -> Any:
+    """Return the value of a JSON text from anywhere.
+
+    Raises:
+        ValueError: If it is not JSON, or is nested deeper than any file of casewise or nnU-Net.
+    """
+    try:
+        found = json.loads(text)
+        _check_depth(found)
+    except RecursionError as error:
+        raise ValueError(str(error)) from None
+    return found
+
+
+def _check_depth(value: Any, left: int = 64) -> None:
+    if not left:
+        raise RecursionError("it is nested more than 64 levels deep")
+    for part in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        if isinstance(part, dict | list):
+            _check_depth(part, left - 1)
+
+
 def worded(value: Any) -> Any:
     """Replace infinities by words, NaN by None, and NumPy numbers by Python numbers."""
     if value is None or type(value) in _UNCHANGED:  # most values; the checks below are slower

@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 
 from casewise.core.durable import write_json
 from casewise.core.errors import BadInput, Mismatch, in_one_line
-from casewise.core.formats import json_text, numbered
+from casewise.core.formats import json_text, numbered, parsed_json
 
 Record = TypeVar("Record")
 LARGEST_JSON = 32 * 2**20  # bytes; an archive of 20,000 cases with ten ladders each has a list of 21 MB
@@ -29,9 +29,8 @@ def read_json(path: Path, remedy: str = "make it again") -> dict[str, Any]:
     if (size := path.stat().st_size) > LARGEST_JSON:
         raise BadInput(f"{path} is {size / 2**20:.0f} MB; it may have at most {LARGEST_JSON // 2**20} MB; {remedy}")
     try:
-        found = json.loads(path.read_bytes())
-        _check_depth(found)
-    except (ValueError, RecursionError) as error:
+        found = parsed_json(path.read_bytes())
+    except ValueError as error:
         raise BadInput(f"{path} cannot be read as JSON ({in_one_line(error)}); {remedy}") from error
     if not isinstance(found, dict):
         raise BadInput(f"{path} should hold a JSON object, got {type(found).__name__}; {remedy}")
@@ -61,14 +60,6 @@ def begin_or_continue(file: Path, options: Mapping[str, Any]) -> bool:
             f"choose another folder"
         )
     return True
-
-
-def _check_depth(value: Any, left: int = 64) -> None:
-    """Refuse nesting that no file of casewise or nnU-Net has, before a function that calls itself meets it."""
-    if not left:
-        raise RecursionError("it is nested more than 64 levels deep")
-    for part in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
-        _check_depth(part, left - 1)
 
 
 def from_plain(kind: type[Record], plain: Any, where: str, remedy: str = "make it again") -> Record:

@@ -7,7 +7,6 @@ from the images. Segments are named as the model names its classes; their codes 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -17,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from casewise.core.errors import BadInput, MissingExtra
+from casewise.core.formats import parsed_json
 from casewise.core.records import Mask
 from casewise.data.dicom_series import Series
 
@@ -61,7 +61,7 @@ def check_kind(kind: str) -> None:
 
 def _parsed_codes(text: str, name: str) -> dict[str, Mapping[str, Any]]:
     try:
-        rows = json.loads(text)
+        rows = parsed_json(text)
         for row in rows.values():
             assert row["category"] in _CATEGORIES
             assert len(row["type"]) == 3

@@ -6,7 +6,6 @@ some, label and image. Nothing is skipped silently: an unpaired file is reported
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from casewise.core.errors import BadInput, BadPair, CasewiseError, NotAMask, UnsafeInput, in_one_line, without_folders
-from casewise.core.formats import as_shaped, read_csv, read_npy
+from casewise.core.formats import as_shaped, parsed_json, read_csv, read_npy
 from casewise.core.records import Mask, check_case_id, made_case_id
 from casewise.data.folders import CaseTable, read_table, with_table
 from casewise.data.nifti import read_label, read_volume, whole_numbers
@@ -323,7 +322,7 @@ def _given_names(given: str) -> dict[int, str]:
 
 def _json(file: Path) -> Any:
     try:
-        return json.loads(file.read_text(encoding="utf-8"))
+        return parsed_json(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
 

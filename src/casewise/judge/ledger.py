@@ -126,7 +126,7 @@ def note_comparison(archive: Archive, designs: Sequence[str]) -> None:
         designs: The names of all designs that took part (:func:`compared_as`).
     """
     labels = _labels(archive)
-    known = (line["compared"] for line in read_ledger(archive.path) if line.get("labels") == labels)
+    known = (line.get("compared", ()) for line in read_ledger(archive.path) if line.get("labels") == labels)
     if any(set(designs) <= set(compared) for compared in known):
         return
     choice = f"{CALIBRATE} {'compared' if len(designs) > 1 else 'fitted'} {', '.join(designs)}"
@@ -161,7 +161,7 @@ def earlier_looks(archive: Archive, tested: Collection[str] | None) -> list[str]
     ``tested`` names all policies that are certified together (:func:`compared_as`); None stands for every policy.
     """
     looks = {
-        line["choice"] + (f" of {line['policy']}" if line["policy"] else "")
+        f"{line['choice']} of {line['policy']}".removesuffix(" of ")
         for line in _looks(archive)
         if not line["choice"].startswith(CALIBRATE) or not (tested is None or set(line["compared"]) <= set(tested))
     }
@@ -177,7 +177,7 @@ def _looks(archive: Archive) -> list[dict[str, Any]]:
     """Return the lines of the ledger that are about labels of these cases; M0 is not among the compared."""
     labels = set(_labels(archive))
     found = (line for line in read_ledger(archive.path) if not labels.isdisjoint(line.get("labels", ())))
-    return [{**line, "compared": [name for name in line["compared"] if name.split()[0] != "m0"]} for line in found]
+    return [{**line, "compared": [name for name in line["compared"] if name.split(" ")[0] != "m0"]} for line in found]
 
 
 def _labels(archive: Archive) -> list[str]:
@@ -194,9 +194,9 @@ def certification_attempt(archive: Archive, asked: Mapping[str, Any]) -> int:
     log = Chain(archive.path / LEDGER)
     labels = _labels(archive)
     questions = [
-        line["asked"]
+        line.get("asked")
         for line in log.lines()
-        if line.get("event") == CERTIFICATION and not set(labels).isdisjoint(line["labels"])
+        if line["event"] == CERTIFICATION and not set(labels).isdisjoint(line.get("labels", ()))
     ]
     plain = json.loads(json_text(asked))
     if plain not in questions:

@@ -5,7 +5,6 @@ results.json holds every number at full precision (docs/reference/study-results.
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
@@ -21,7 +20,7 @@ from tqdm import tqdm
 from casewise import __version__
 from casewise.archive.store import Archive, open_archive
 from casewise.core.errors import BadInput, without_folders
-from casewise.core.formats import json_text, worded
+from casewise.core.formats import json_text, parsed_json, worded
 from casewise.core.records import Policy
 from casewise.core.seeds import RESAMPLING_SEED
 from casewise.core.text import pluralize
@@ -156,7 +155,7 @@ def _foreign(out: Path) -> Iterator[str]:
 
 def _is_ours(results: Path) -> bool:
     try:
-        return "casewise" in json.loads(results.read_text(encoding="utf-8"))["provenance"]
+        return "casewise" in parsed_json(results.read_text(encoding="utf-8"))["provenance"]
     except (OSError, ValueError, KeyError, TypeError):
         return False
 

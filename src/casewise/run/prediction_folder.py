@@ -10,7 +10,6 @@ OUT/audit.jsonl  OUT/summary.json  OUT/report.html
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -22,7 +21,7 @@ from casewise.archive.manifest import software
 from casewise.core.chain import Chain
 from casewise.core.durable import file_sha256, json_sha256, write_durably
 from casewise.core.errors import CasewiseError, Refused
-from casewise.core.formats import json_bytes
+from casewise.core.formats import json_bytes, parsed_json
 from casewise.core.json_records import read_json
 from casewise.core.prediction_record import PredictedCase
 from casewise.core.records import Decision
@@ -176,8 +175,8 @@ def read_entry(path: Path) -> PredictedCase | None:
 
 def decisions_in(out: Path) -> list[Decision]:
     """Return the decisions of a prediction folder, in the order in which the log has their cases."""
-    lines = map(json.loads, (out / "audit.jsonl").read_text(encoding="utf-8").splitlines())
-    cases = dict.fromkeys(line["case"] for line in lines if line.get("event") == "case")
+    lines = Chain(out / "audit.jsonl").lines()
+    cases = dict.fromkeys(str(line.get("case")) for line in lines if line["event"] == "case")
     entries = [read_entry(Layout(out, "").entry(case)) for case in cases]
     return [entry.decision for entry in entries if entry is not None and entry.decision is not None]
 
@@ -267,20 +266,21 @@ def _unlisted(out: Path, entries: Iterable[PredictedCase]) -> Iterator[str]:
 def _pages(out: Path, audit: Path) -> Iterator[str]:
     """Compare page and summary with the hashes in the log."""
     for event in [event for event in Chain(audit).lines() if event.get("event") == "pages"][-1:]:
-        yield from _faults(out, event.get("files", {}))
+        files = event.get("files")
+        yield from _faults(out, files if isinstance(files, dict) else {})
 
 
 def _against_report(out: Path, audit: Path, report: Path) -> Iterator[str]:
     try:
-        told = json.loads(report.read_text(encoding="utf-8"))
-        lines, last, files = int(told["audit"]["lines"]), told["audit"]["last_hash"], told["output_files"]
+        told = parsed_json(report.read_text(encoding="utf-8"))
+        lines, last, files = int(told["audit"]["lines"]), told["audit"]["last_hash"], map(str, told["output_files"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         yield f"{report} is not a report of casewise predict ({error})"
         return
     found = Chain(audit).lines()
     if len(found) < lines:
         yield f"{audit.name} was truncated: the report has {lines} lines, the log {len(found)}"
-    elif lines and found[lines - 1].get("hash") != last:
+    elif lines > 0 and found[lines - 1]["hash"] != last:
         yield f"{audit.name} was replaced: its line {lines} is not that of the report"
     yield from (f"{name} is missing, but the report names it" for name in files if not (out / name).is_file())
 

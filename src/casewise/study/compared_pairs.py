@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from casewise import __version__
 from casewise.core.durable import file_lock, file_sha256, file_stamp, json_sha256, replacing, sweep
 from casewise.core.errors import BadPair, Refused, in_one_line
-from casewise.core.formats import json_text
+from casewise.core.formats import json_text, parsed_json
 from casewise.data.pairs import Pair, read_pair
 from casewise.measure.comparison import comparison
 
@@ -177,7 +177,7 @@ def _finished_lines(log: Path) -> Iterator[dict[str, Any]]:
     with log.open(encoding="utf-8", errors="replace") as file:
         for text in file:
             try:
-                line = json.loads(text)
+                line = parsed_json(text)
                 if line["case"]:
                     yield line
             except (ValueError, TypeError, KeyError):

@@ -7,7 +7,6 @@ allow-list (the NumPy scalars that nnU-Net stores with its weights). Any other p
 
 from __future__ import annotations
 
-import json
 import pickle
 import warnings
 from collections.abc import Mapping
@@ -20,7 +19,7 @@ from torch import Tensor, nn
 
 from casewise.core.durable import file_sha256, replacing
 from casewise.core.errors import BadInput, CasewiseWarning, Refused, UnsafeInput, in_one_line
-from casewise.core.formats import json_text
+from casewise.core.formats import json_text, parsed_json
 from casewise.core.text import pluralize
 
 SAFE_SINCE = (2, 10)  # CVE-2026-24747 in the weights-only reader was fixed here
@@ -85,11 +84,11 @@ def _read_safetensors(path: Path) -> dict[str, Any]:
     with safe_open(path, framework="pt") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     try:
-        aliases = json.loads(facts.get("aliases", "{}"))
+        aliases = parsed_json(facts.get("aliases", "{}"))
         tensors.update({name: tensors[kept] for name, kept in aliases.items()})
         if "checkpoint" not in facts:
             return dict(tensors)
-        return {**json.loads(facts["checkpoint"]), "network_weights": tensors}
+        return {**parsed_json(facts["checkpoint"]), "network_weights": tensors}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         own = "made_from_sha256" in facts
         fix = "convert the checkpoint again" if own else "save it without the metadata 'aliases' and 'checkpoint'"
