@@ -35,10 +35,12 @@ from casewise.core.records import Action, Binding, Decision, Policy, State
 from casewise.core.registry import addresses_in, check_names_no_code, from_address
 from casewise.deployment.saved import read_description
 from casewise.judge import ledger
+from casewise.judge.calibration.adoption import hurt_share, unpromised
 from casewise.judge.certificates.certificate import Certificate, read_certificate, write_certificate
 from casewise.judge.monitors.audits import Audit
+from casewise.judge.monitors.quota import quota_drift
 from casewise.judge.monitors.watch import Watch, read_watch, write_watch
-from casewise.judge.policy import READY, _hashed, judge_of, read_policy, write_policy
+from casewise.judge.policy import READY, _hashed, judge_of, no_go, read_policy, write_policy
 from casewise.run import take_over
 from casewise.run.prediction_folder import decisions_in, verify_predictions
 from casewise.serve.review_log import ReviewLog
@@ -100,8 +102,13 @@ def used(policy: Policy) -> None:
 
 
 def policy_file(plain: dict[str, Any]) -> None:
+    plain = {name: value for name, value in plain.items() if name != "sha256"}
     Path("policy.json").write_text(json.dumps({**plain, "sha256": _hashed(plain)}))
-    used(read_policy("policy.json"))
+    policy = read_policy("policy.json")
+    used(policy)
+    unpromised(policy.preflight)
+    no_go(policy)
+    quota_drift(policy, {"low": 3, "mid": 0, "hard": 0})
 
 
 def certificate_file(plain: dict[str, Any]) -> None:
@@ -268,6 +275,12 @@ def manifest_file(plain: Any) -> None:
 
 
 DECISION = Decision("a", Action.KEEP, State(2, 0.5), 2, "router", value=0.1, accepted=(1, 2), quality=0.9)
+HARM = asdict(hurt_share([0.02] * 10, list("abcdefghij")))
+PREFLIGHT = {
+    "comparison": {"chosen": "medoid", "rows": [{"design": "m0", "harm": HARM}, {"design": "medoid", "harm": HARM}]},
+    "quota": {"low": 3, "mid": 4, "hard": 3},
+    "retained": {"go": False, "reason": "a loss"},
+}
 MORE: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "an entry of an archive": (
         lambda: Entry("a", (4, 4), spacing_mm=(1.0, 1.0), states=(State(0),), diagnostics=({"loss": 1.0},)).as_dict(),
@@ -287,6 +300,10 @@ MORE: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
             "files": {"policy.json": "h"},
         },
         deployment_file,
+    ),
+    "what calibration found": (
+        lambda: {**json.loads(json_text(asdict(POLICY), default=dict)), "preflight": PREFLIGHT},
+        policy_file,
     ),
     "a manifest": (
         lambda: {

@@ -221,7 +221,8 @@ def read_ledger(folder: Path) -> list[dict[str, Any]]:
     problems = log.problems
     if problems:
         raise DamagedArchive(f"{log.path} was edited or cut ({'; '.join(problems)}); the ledger cannot be trusted")
-    return [line for line in log.lines() if line["event"] == EVENT]
+    unnamed = {"choice": "an unnamed reading", "policy": "", "compared": ()}
+    return [{**unnamed, **line} for line in log.lines() if line["event"] == EVENT]
 
 
 def ledger_problems(folder: str | Path) -> list[str]:

@@ -197,13 +197,20 @@ def _hashed(plain: Mapping[str, Any]) -> str:
 
 def _check_sense(policy: Policy, file: Path) -> None:
     """Refuse values that no calibration writes."""
+    from casewise.judge.calibration.adoption import unpromised  # calibration imports policies
+
     if not 0 <= policy.steps <= MOST_STEPS:
         raise BadInput(
             f"{file} has {policy.steps!r} steps, which must be a whole number from 0 to {MOST_STEPS}; "
             "run casewise calibrate again"
         )
-    if not isinstance(policy.preflight.get("retained", {}), Mapping):
-        raise BadInput(f"{file} has no counts of retained cases; {AGAIN}")
+    try:
+        unpromised(policy.preflight)
+        counts = [policy.preflight.get(name, {}).items() for name in ("retained", "quota")]
+        if not all(type(count) is int and 0 <= count < 2**31 for _, count in counts[1]):
+            raise ValueError
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise BadInput(f"{file} does not say in order what calibration found (preflight); {AGAIN}") from None
     if policy.appearance:
         KnownAppearance.from_plain(policy.appearance)
     kind = CONTROLLERS.get(policy.controller)  # a user's controller is not imported for this check
