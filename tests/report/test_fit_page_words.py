@@ -73,6 +73,17 @@ def test_patients_and_cases_that_are_hurt_are_counted_apart_and_the_choice_is_no
     assert "up to 21 % may" not in page  # the masks in use hurt nobody
 
 
+def test_a_deployed_design_that_worsens_a_measure_is_named_at_the_top_of_the_page(facts: dict[str, Any]) -> None:
+    chosen = facts["preflight"]["comparison"]["chosen"]
+    warnings = [f"{name} improves the metric by +0.0100, but ef moves away" for name in (chosen, "consensus")]
+    page = fit_page({**facts, "measures": {"rows": [], "warnings": warnings, "intervals": []}}, ())
+    top, below = page.split("<h2>Compared designs")
+    assert warnings[0] in top
+    assert warnings[1] not in top
+    assert all(said in below for said in warnings)
+    assert "Caution" not in fit_page(facts, ())
+
+
 def test_a_page_without_new_masks_shows_none(facts: dict[str, Any]) -> None:
     rows = [{"case": "a", "patient": "p", "source": 0.5, "metric": 0.5, "state": "0"}]
     pictures = [{**rows[0], "pictures": ["data:,", "data:,"]}]
