@@ -27,7 +27,7 @@ from casewise.archive.store import Archive
 from casewise.core.durable import file_lock, sweep, write_durably, write_json
 from casewise.core.errors import BadInput, Refused, TooFewCases
 from casewise.core.json_records import begin_or_continue, read_json
-from casewise.core.records import CALIBRATION, Case, Mask, Policy
+from casewise.core.records import CALIBRATION, Case, Mask, Policy, check_shares
 from casewise.core.text import UNIT, pluralize
 from casewise.data.folders import CaseFiles
 from casewise.data.nifti import check_same_place
@@ -147,6 +147,7 @@ def fit(
         >>> print(deployment.summary())  # doctest: +SKIP
     """
     began, loss = time.monotonic(), LOSSES[loss]
+    check_shares(allowed_hurt=allowed_hurt, flag_below=flag_below, margin=margin)
     given = as_model(model)
     backbone = loaded(given)
     folder = Path(tempfile.mkdtemp(prefix="casewise-fit-")) if out is None else Path(out)

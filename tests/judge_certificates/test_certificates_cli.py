@@ -100,7 +100,7 @@ def test_the_gate_is_certified_from_the_command_line(site, other, tmp_path):
         (["--method", "inflated"], "a method must be one of crc, ltt, envelope"),
         (["--method", "magic"], "got 'magic'"),
         (["--loss", "harmed", "--method", "envelope"], "needs --loss surrogate"),
-        (["--loss", "size"], "need one alpha per loss"),
+        (["--loss", "size"], "no loss is called 'size'"),
     ],
 )
 def test_what_cannot_be_certified_says_why(site, tmp_path, words, says):

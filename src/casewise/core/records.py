@@ -58,6 +58,13 @@ def check_ladder(name: str) -> str:
     return name
 
 
+def check_shares(**shares: float | None) -> None:
+    """Refuse numbers that are not from 0 to 1, such as 10 where 10 % are meant; None is allowed."""
+    for name, share in shares.items():
+        if share is not None and not 0 <= share <= 1:
+            raise BadInput(f"{name} must be from 0 to 1, such as 0.1 for 10 %, got {share:g}")
+
+
 def made_case_id(name: str) -> str:
     """Make a case id from a file name: the name itself if it is valid, else a plain form of it with a hash.
 
@@ -105,7 +112,11 @@ class Case:
 
     def __post_init__(self) -> None:
         check_case_id(self.id)
-        object.__setattr__(self, "image", np.asarray(self.image))
+        given = np.asarray(self.image)
+        if given.dtype.kind not in "biuf":
+            got = type(self.image).__name__
+            raise BadInput(f"the image of case {self.id} must be an array of numbers (channel, *space), got {got}")
+        object.__setattr__(self, "image", given)
 
 
 @dataclass(frozen=True, order=True)

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from casewise import __version__
 from casewise.core.durable import json_sha256
 from casewise.core.errors import BadInput
+from casewise.core.records import check_shares
 from casewise.core.registry import Registry
 from casewise.core.text import UNIT
 from casewise.data.dicom_masks import IMAGES, is_mask_folder, nifti_folders
@@ -192,7 +193,7 @@ def compare(old: Any, new: Any, label: Any = None, **options: Any) -> Comparison
         return comparison(old, new, label, **options)
     if any(_is_mask(one) or isinstance(one, str | os.PathLike) for one in (old, new)):
         raise BadInput("compare takes two masks, two sequences of masks or two folders, got one of each")
-    good = options.pop("good", GOOD)
+    check_shares(good=(good := options.pop("good", GOOD)))
     who = {name: options.pop(name, None) for name in ("ids", "groups", "clusters")}
     given = (old, new) if label is None else (old, new, label)
     return Comparisons(tuple(_each(given, who, options)), good)
@@ -261,6 +262,7 @@ def compare_folders(
     Raises:
         BadInput: The folders, the plan or an option cannot be used, or no pair can be compared.
     """
+    check_shares(good=good)
     if out is not None:
         check_place(Path(out), [None if one is None else Path(one) for one in (old, new, labels, images)])
     judged_by = None if plan is None else read_plan(Path(plan))

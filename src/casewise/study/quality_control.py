@@ -18,7 +18,7 @@ from scipy import stats
 from casewise.archive.store import Archive
 from casewise.core.errors import BadInput, CasewiseError, TooFewCases
 from casewise.core.json_records import from_plain, read_json
-from casewise.core.records import Mask
+from casewise.core.records import Mask, check_shares
 from casewise.core.text import pluralize
 from casewise.data.pairs import Pair, find_pairs, read_pair
 from casewise.judge.calibration.quality import QualityFit, caught_sentence, fit_quality
@@ -164,6 +164,7 @@ def controlled(
     With labels here, each cluster's bound comes from the other clusters. ``quality`` is a model from other cases; then
     labels here only test it.
     """
+    check_shares(below=below)
     known = rows.loc[rows["metric"].notna() & rows["agreement"].notna()]
     fit, refused = None, ""
     table = rows.assign(quality=np.nan, quality_low=np.nan, flagged=np.nan)

@@ -15,7 +15,7 @@ import pandas as pd
 from casewise.archive.store import Archive, as_archive
 from casewise.core.durable import text_sha256
 from casewise.core.errors import BadInput, CasewiseWarning, DegenerateStatistic, Overlap, TooFewCases
-from casewise.core.records import CALIBRATION, EVALUATION, Policy
+from casewise.core.records import CALIBRATION, EVALUATION, Policy, check_shares
 from casewise.core.text import pluralize
 from casewise.data.splits import check_disjoint, cluster_of, clusters_of
 from casewise.judge.appearance import AGREEMENT, Appearance, known_appearance
@@ -118,6 +118,7 @@ def calibrate(
         >>> round(calibrate(holdout, "prostate").options["cut_high"], 2)
         3.33
     """
+    check_shares(allowed_hurt=allowed_hurt, flag_below=flag_below)
     design = design_of(design) if isinstance(design, str) else design
     holdout = _holdout(as_archive(archive, ladders))
     unfitted = replace(

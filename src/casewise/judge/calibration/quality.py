@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.stats import rankdata
 
 from casewise.archive.store import Archive
-from casewise.core.errors import TooFewCases
+from casewise.core.errors import BadInput, TooFewCases
 from casewise.core.records import Controller, Signals, State
 from casewise.core.seeds import RESAMPLING_SEED
 from casewise.core.text import UNIT
@@ -40,6 +40,8 @@ def clusters_needed(level: float) -> int:
     >>> clusters_needed(0.9), clusters_needed(0.8), clusters_needed(0.95)
     (9, 4, 19)
     """
+    if not 0 < level < 1:
+        raise BadInput(f"the confidence must lie between 0 and 1, such as 0.9, got {level:g}")
     return math.ceil(round(level / (1 - level), 9))
 
 

@@ -41,8 +41,10 @@ class Promise:
     margin: float = 0.0  # a case is harmed where its metric falls by more than this
 
     def __post_init__(self) -> None:
-        if not self.losses or len(self.losses) != len(self.alphas) or set(self.losses) - set(LOSSES):
-            raise BadInput(f"need one alpha per loss among {', '.join(LOSSES)}, got {self.losses} and {self.alphas}")
+        for one in self.losses:
+            LOSSES[one]  # raises UnknownName with a suggestion
+        if not self.losses or len(self.losses) != len(self.alphas):
+            raise BadInput(f"need one alpha per loss, got {self.losses} and {self.alphas}")
         if not all(0 < alpha < 1 for alpha in self.alphas):
             raise BadInput(f"alpha must lie between 0 and 1, got {', '.join(map(str, self.alphas))}")
         if self.delta is None and len(self.losses) > 1:
