@@ -19,6 +19,7 @@ from casewise.core.records import Policy, made_case_id
 from casewise.data.datasets.plain import plain
 from casewise.data.folders import list_cases, with_labels
 from casewise.judge.policy import write_policy
+from casewise.study.compare import check_place
 
 MODEL = "casewise.adapt.networks:phantom_cardiac"
 NAMES = ("Fall Müller (1)", "病人 1", "patient;rm -rf", "=cmd()", "a" * 180, "-leading", "Fall Muller (1)", "plain_1")
@@ -79,7 +80,7 @@ def test_sites_that_name_their_cases_alike_do_not_collide(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("command", ["predict", "record"])
-@pytest.mark.parametrize("what", ["link to a missing file", "pipe", "folder"])
+@pytest.mark.parametrize("what", ["link to a missing file", "link to itself", "pipe", "folder"])
 def test_a_link_to_a_missing_file_and_a_pipe_and_a_folder_fail_alone(command: str, what: str, tmp_path: Path) -> None:
     scan(tmp_path / "images" / "good.nii.gz")
     link = tmp_path / "images" / "link.nii.gz"
@@ -87,9 +88,11 @@ def test_a_link_to_a_missing_file_and_a_pipe_and_a_folder_fail_alone(command: st
         os.mkfifo(link)  # opening it would wait for ever
     elif what == "folder":
         link.mkdir()
+    elif what == "link to itself":
+        link.symlink_to(link.name)
     else:
         link.symlink_to(tmp_path / "elsewhere" / "gone.nii.gz")
-    said = f"link.nii.gz is a {what}"
+    said = f"link.nii.gz is a {what}".replace("link to itself", "link to a missing file")
     if what == "pipe":
         said = "link.nii.gz is a folder, a pipe or a socket"
     if command == "record":
@@ -125,3 +128,18 @@ def test_a_picture_that_cannot_be_drawn_never_costs_a_mask(tmp_path: Path, monke
     assert done.exit_code == 0
     assert found["a"]["status"] == "done"
     assert (tmp_path / "out" / "a.nii.gz").is_file()
+
+
+def test_a_label_and_a_folder_that_link_to_themselves_end_no_command(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        scan(tmp_path / "images" / f"{name}.nii.gz")
+    label = tmp_path / "labels" / "a.nii.gz"
+    label.parent.mkdir()
+    for link in (label, tmp_path / "loop"):
+        link.symlink_to(link.name)
+    done, found = predict(tmp_path, "--policy", "m0", "-l", tmp_path / "labels")
+    assert done.exit_code == 3
+    assert {entry["status"] for entry in found.values()} == {"done"}
+    seen = CliRunner().invoke(importlib.import_module("casewise.cli.inspect").app, [str(tmp_path)])
+    assert "a.nii.gz is not a file" in seen.output
+    check_place(tmp_path / "loop", [tmp_path / "images"])  # making the folder then fails in a sentence

@@ -314,10 +314,10 @@ def prediction_work(deployment: Deployment, cases: Sequence[CaseFiles], out: Pat
 
 def _check_apart_from_inputs(layout: Layout, cases: Sequence[CaseFiles]) -> None:
     """Refuse a folder in which masks would take the place of images or labels: old outputs are removed at the start."""
-    outputs = {layout.mask(files.id).resolve() for files in cases}
+    outputs = {os.path.realpath(layout.mask(files.id)) for files in cases}
     for files in cases:
         for path in (*files.images, *(() if files.label is None else (files.label,))):
-            if path.resolve() in outputs:
+            if os.path.realpath(path) in outputs:
                 raise BadInput(
                     f"{layout.out} holds {path.name}, an image or label of this run, where a mask would be written; "
                     "choose another folder with -o"

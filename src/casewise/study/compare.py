@@ -347,7 +347,7 @@ def _readable(
 def check_place(out: Path, folders: Iterable[Path | None]) -> None:
     """Refuse to write among the inputs, or over files that no earlier comparison wrote."""
     for folder in folders:
-        if folder is not None and out.resolve() == folder.resolve():
+        if folder is not None and os.path.realpath(out) == os.path.realpath(folder):
             raise BadInput(f"{out} holds inputs of this comparison; choose another folder with -o")
     there = [name for name in WRITTEN if (out / name).exists()]
     if there and not (out / LOG).exists():

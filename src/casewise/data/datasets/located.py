@@ -5,6 +5,7 @@ Label files may hold floats for integers, grey values for classes, or other ids.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -92,9 +93,9 @@ def cohort_of(
 
 
 def _check_inside(found: Iterable[LocatedCase], root: Path) -> None:
-    inside = root.resolve()
+    inside = Path(os.path.realpath(root))  # resolve() raises where a link points to itself
     for path in (path for one in found for path in (*one.images, *one.labels)):
-        if inside not in path.resolve().parents:
+        if inside not in Path(os.path.realpath(path)).parents:
             raise UnsafeInput(f"{path} points outside of {root}; copy the file into the dataset")
 
 
