@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +114,25 @@ def test_a_recording_is_read_again_without_a_network(found: Any) -> None:
     assert pair[0] == pair[1]
 
 
+def test_labels_of_calibration_cases_in_the_same_archive_were_not_those_of_the_evaluation(
+    network: nn.Module, tmp_path: Path
+) -> None:
+    images, labels, patients = cases(12)
+    labels = [np.roll(label, at, axis=0) for at, label in enumerate(labels)]  # equal labels are one in the ledger
+    how = casewise.Adaptation("tent", steps=2, min_area=1)
+    archive = casewise.create_archive(
+        tmp_path / "archive", binding=how.binding(network), steps=2, configuration={"adaptation": how.as_plain()}
+    )
+    for at, (image, label, patient) in enumerate(zip(images, labels, patients, strict=True)):
+        case = casewise.Case(f"c{at:02}", image, cluster=patient, split="calibration" if at < 6 else "evaluation")
+        archive.add(case, casewise.run_episode(network, image[None], how, case_id=case.id), label)
+    archive.seal()
+    first = casewise.bench(None, tmp_path / "archive", policies=["default"], loss=None)
+    assert not first.result["labels_seen_before_decisions"]
+    second = casewise.bench(None, tmp_path / "archive", policies=["default", "settled"], loss=None)
+    assert second.result["labels_seen_before_decisions"]
+
+
 def test_patients_can_be_named_for_calibration(network: nn.Module) -> None:
     images, labels, patients = cases(8)
     made = casewise.bench(
@@ -193,12 +214,87 @@ def _another_class(network: nn.Module, image: Tensor) -> list[Tensor]:
         ("member:/models/a", "Did you mean 'members:/models/a'"),
         ("mine:adapt", "No module named 'mine'"),
         (3, "a method must be"),
+        (lambda subject: lambda: 0.5, "an update must return a dict of numbers or None, got float"),
     ],
 )
 def test_a_method_that_cannot_be_used_is_refused_in_a_sentence(network: nn.Module, method: Any, words: str) -> None:
     images, labels, patients = cases(8)
     with pytest.raises(BadInput, match=words):
         casewise.bench(network, images, labels, methods=[method], patients=patients, share=0.5, adaptation=TWO_STEPS)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"methods": []}, "methods is empty"),
+        ({"policies": [object()]}, "a policy must be a name, such as 'default'"),
+        ({"out": __file__}, "out must be a folder"),
+    ],
+)
+def test_arguments_that_cannot_be_used_are_refused_in_a_sentence(
+    network: nn.Module, given: dict[str, Any], words: str
+) -> None:
+    images, labels, patients = cases(8)
+    with pytest.raises(BadInput, match=words):
+        casewise.bench(network, images, labels, **{"methods": ["tent"], "patients": patients, **given})
+
+
+def _fails_late(network: nn.Module, image: Tensor) -> list[Tensor]:
+    _fails_late.calls = getattr(_fails_late, "calls", 0) + 1  # type: ignore[attr-defined]
+    return [network(image).argmax(1)] * 2 if _fails_late.calls == 1 else [][3]  # type: ignore[attr-defined]
+
+
+def test_an_error_in_a_method_is_told_once_with_its_line(network: nn.Module) -> None:
+    images, labels, patients = cases(8)
+    with pytest.raises(BadInput) as found:
+        casewise.bench(network, images, labels, methods=[_fails_late], patients=patients, share=0.5, jobs=1)
+    line = _fails_late.__code__.co_firstlineno + 2
+    assert f"list index out of range (IndexError in test_bench.py, line {line})" in str(found.value)
+    assert str(found.value).count("IndexError") == 1, "the same error of every case is told once"
+
+
+def test_images_may_be_generators_or_named(network: nn.Module) -> None:
+    images, labels, patients = cases(8)
+    how = {"methods": "tent", "policies": "m0", "share": 0.5, "loss": None, "adaptation": TWO_STEPS}
+    listed = casewise.bench(network, images, labels, patients=patients, **how)
+    drawn = casewise.bench(network, iter(images), iter(labels), patients=patients, **how)
+    assert list(listed.cases["metric"]) == list(drawn.cases["metric"])
+    ids = [f"case-{at:04d}" for at in range(8)]
+    by_name = dict(zip(ids, patients, strict=True))
+    named = casewise.bench(
+        network, dict(zip(ids, images, strict=True)), dict(zip(ids, labels, strict=True)), patients=by_name, **how
+    )
+    assert list(listed.cases["metric"]) == list(named.cases["metric"])
+    with pytest.raises(BadInput, match="the same names; one has case-0000"):
+        casewise.bench(network, dict(zip(ids, images, strict=True)), dict(zip(ids[1:], labels[1:], strict=True)), **how)
+    with pytest.raises(BadInput, match="array of numbers"):
+        casewise.bench(network, list(zip(images, labels, strict=True)), labels, **how)  # a torch Dataset
+
+
+def test_methods_may_have_options_of_their_own_and_streams_stand_beside_episodes(
+    network: nn.Module, tmp_path: Path
+) -> None:
+    """CoTTA and EATA in the protocol of their papers beside the episodic one, in one call (issue 35, item 11)."""
+    before = fingerprint(network)
+    images, labels, patients = cases(12)
+    made = casewise.bench(
+        network, images, labels, patients=patients, share=0.5, alpha=0.5, out=tmp_path / "out", policies=["default"],
+        methods={
+            "cotta": casewise.Adaptation("cotta", learning_rate=0.01, steps=2, min_area=1),
+            "cotta-stream": casewise.Adaptation("cotta", learning_rate=0.01, steps=2, min_area=1, reset="stream"),
+            "eata-stream": casewise.Adaptation("eata", learning_rate=0.02, steps=1, min_area=1, reset="stream"),
+        },
+    )  # fmt: skip
+    assert fingerprint(network) == before
+    ladders = open_archive(tmp_path / "out" / "evaluation").manifest["ladders"]
+    assert "order" not in ladders["cotta"]["configuration"]
+    assert ladders["eata-stream"]["configuration"]["order"] == made.result["evaluation"]
+    assert ladders["eata-stream"]["configuration"]["adaptation"]["learning_rate"] == 0.02
+    assert {"cotta: step 2 for everyone", "eata-stream: step 1 for everyone"} <= set(made.table["method"])
+    certified = [one for one in made.result["methods"] if one["promise"]]
+    assert certified
+    for one in certified:
+        assert any("in a stream" in note for note in one["notes"]) == ("stream" in one["name"])
 
 
 def test_one_method_may_be_given_alone_and_labels_as_whole_floats(network: nn.Module) -> None:
@@ -262,6 +358,20 @@ def test_the_example_of_the_documentation_runs_as_printed(
     exec(code, {"network": network, "images": images, "labels": labels, "patients": patients})
     assert "mine: step 2 for everyone" in capsys.readouterr().out
     assert (tmp_path / "bench" / "bench.html").exists()
+
+
+def test_notes_say_where_ha_judges_little_and_name_a_no_go_once(found: Any) -> None:
+    result = json.loads(json.dumps(dict(found.result)))
+    for one in result["methods"]:
+        one["scores"]["judged"], one["promise"], one["notes"] = 0.9, None, []
+    assert not any("judges less" in note for note in replace(found, result=result).notes())
+    plain, certified = result["methods"][1], result["methods"][2]
+    plain["scores"]["judged"] = 0.0
+    plain["notes"], certified["notes"] = ["a: NO-GO: 1 was hurt"], ["a, certified: NO-GO: 1 was hurt"]
+    certified["promise"] = {"loss": "ha", "alpha": 0.4, "realized": 0.1, "missed": False}
+    notes = replace(found, result=result).notes()
+    assert sum("NO-GO" in note for note in notes) == 1
+    assert any("In 1 row HA judges less than half" in note for note in notes)
 
 
 def test_a_result_prints_its_table_and_notes(found: Any) -> None:

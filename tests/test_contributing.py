@@ -96,6 +96,12 @@ def test_the_examples_pass_the_checks_of_form(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stdout
 
 
+def test_the_command_that_formats_leaves_the_documentation_alone() -> None:
+    command = [sys.executable, "-m", "ruff", "format", "--check", "--no-cache", "docs", "benchmarks"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
 def test_the_contract_tests_find_what_was_added(tmp_path: Path) -> None:
     environment = with_additions(tmp_path)
     tests = [ROOT / "tests" / "contracts", ROOT / "tests" / "adapt" / "test_objective_list.py"]

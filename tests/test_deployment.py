@@ -328,6 +328,8 @@ def test_each_field_of_a_deployment_has_an_effect(case: Case) -> None:
     with pytest.raises(Refused, match=r"case flat does not meet the model's input contract: .*; correct the file"):
         Deployment(MODEL, FIXED, {"": PLAIN}).predict(flat)
     assert Deployment(MODEL, FIXED, {"": PLAIN}, contract="warn").predict(flat).findings
+    with pytest.raises(BadInput, match=r"channels come first"):  # one sentence, not one for each row
+        Deployment(MODEL, FIXED, {"": PLAIN}).predict(Case("last", np.zeros((48, 64, 64, 1), np.float32)))
     assert not Deployment(MODEL, FIXED, {"": PLAIN}, contract="off").predict(flat).findings
     with pytest.raises(Refused, match="max-ram allows"):
         Deployment(MODEL, FIXED, {"": PLAIN}, max_ram=1000).predict(case)

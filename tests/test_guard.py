@@ -287,3 +287,31 @@ def test_a_folder_and_the_name_of_a_ready_controller_are_replayed(network, case,
     archive = create_archive(tmp_path / "archive", binding=how.binding(network), steps=2)
     archive.add(case, run_episode(network, case.image.swapaxes(0, 1), how, case_id=case.id))
     assert [one.case_id for one in replay(str(tmp_path / "archive"), "frag-stop")] == [case.id]
+
+
+@pytest.mark.parametrize("wrong", [object(), 3, Router])
+def test_what_is_no_controller_is_refused_in_a_sentence(network, case, wrong):
+    with pytest.raises(BadInput, match=r"a controller must be an object with name, needs, states and decide\(seen\)"):
+        guard(case, network, wrong, "tent", steps=1)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"steps": "2"}, "steps must be a whole number, 0 or more, got '2'"),
+        ({"learning_rate": "big"}, "a learning rate must be a number, 0 or more, got 'big'"),
+        ({"learning_rate": -1.0}, "a learning rate must be a number, 0 or more, got -1.0"),
+    ],
+)
+def test_options_that_are_no_numbers_are_refused_in_a_sentence(network, case, options, words):
+    with pytest.raises(BadInput, match=words):
+        guard(case, network, "frag-stop", "tent", **options)
+
+
+def test_a_tensor_with_gradients_is_an_image_and_what_is_no_array_is_not(network, case):
+    tensor = torch.tensor(case.image, requires_grad=True)
+    same = [guard(one, network, "frag-stop", "tent", steps=1).mask for one in (tensor, case.image)]
+    assert np.array_equal(*same)
+    for wrong in (None, 3.0, np.zeros((1, 8, 8), complex), (case.image, case.image[0])):
+        with pytest.raises(BadInput, match=r"an image must be an array of numbers \(channel, \*space\)"):
+            guard(wrong, network, "frag-stop", "tent", steps=1)

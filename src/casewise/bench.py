@@ -14,16 +14,17 @@ import pandas as pd
 from casewise.adapt.adaptation import Adaptation
 from casewise.adapt.backbones import Backbone
 from casewise.adapt.model import Model, as_model, loaded
-from casewise.adapt.proposers import method_of, named_proposal
+from casewise.adapt.proposers import named_proposal
 from casewise.archive.store import Archive, open_archive
 from casewise.core.durable import write_durably, write_json
 from casewise.core.errors import BadInput
 from casewise.core.processes import needs_script
 from casewise.core.records import CALIBRATION, EVALUATION, Policy
-from casewise.core.text import UNIT
+from casewise.core.text import UNIT, pluralize
 from casewise.data.splits import Member
 from casewise.fit import Labelled, OnProgress, labelled_cases
 from casewise.judge.certificates.certify_router import Promise
+from casewise.judge.outcomes import LITTLE
 from casewise.judge.policy import design_of, write_policy
 from casewise.learn.folds import cores
 from casewise.render.tables import Table, csv_text, markdown, tex
@@ -114,7 +115,14 @@ class BenchResult:
         if result["oracle"] is not None:
             lines.append(f"Best recorded candidate of each case (needs labels): {result['oracle']:+.4f}.")
         lines += [f"! {reason}" for reason in result["refused"]]
-        lines += [f"! {note}" for method in result["methods"] for note in method["notes"]]
+        lines += [
+            f"! {note}" for method in result["methods"] for note in method["notes"]
+            if not (method["promise"] and "NO-GO" in note)  # its row without a promise says the same
+        ]  # fmt: skip
+        judged = (one["scores"]["judged"] for one in result["methods"])
+        if little := sum(share is not None and share < LITTLE for share in judged):
+            rows = f"In {pluralize(little, 'row')} HA judges less than half of the changed area (Judged, %)"
+            lines.append(f"! {rows}; the rest are small scattered changes, so read the worse voxels there.")
         if result["labels_seen_before_decisions"]:
             lines.append("! Evaluation labels were read in this folder before these decisions were made.")
         for one in result["methods"]:
@@ -187,9 +195,10 @@ def bench(
         cases: Images as arrays ``(channel, *space)``, files or ``Case`` objects; a folder of images; a dataset folder
             (``images/``, ``labels/``, ``cases.csv``); or an archive that was recorded before.
         labels: Labels in the order of the images, or a folder. None for a dataset folder and for an archive.
-        methods: Methods that make candidates, as a list or by name: ``"tent"``, ``"views:photo"``, an objective, or a
-            function ``(network, image) -> list of masks``, where ``image`` is the prepared batch ``(n, channel,
-            *space)`` and the masks have the shape of the label. Of an archive: names of ladders; default: all.
+        methods: Methods that make candidates, as a list or by name: ``"tent"``, ``"views:photo"``, an objective, an
+            ``Adaptation`` with options of its own, or a function ``(network, image) -> list of masks``, where
+            ``image`` is the prepared batch ``(n, channel, *space)`` and the masks have the shape of the label. Of an
+            archive: names of ladders; default: all.
         policies: Policies to fit, as ``casewise.calibrate`` takes them.
         patients: Patient of each case, as in ``casewise.fit``.
         calibration: Calibration cases: names of patients for images that are given as lists or as a folder, a folder
@@ -227,6 +236,8 @@ def bench(
         design_of(design)  # a wrong name is an error before anything is recorded
     promise = None if loss is None else Promise((loss,), (alpha,), delta, margin=margin)
     folder = Path(tempfile.mkdtemp(prefix="casewise-bench-")) if out is None else Path(out)
+    if folder.is_file():
+        raise BadInput(f"out must be a folder, {folder} is a file; name another one")
     if _is_archive(cases):
         known, judged, how = _of_archive(cases, calibration, share, methods)
     else:
@@ -319,15 +330,19 @@ def _proposers(methods: Any, plain: Adaptation) -> dict[str, Adaptation]:
             raise BadInput(
                 f"two methods are called {name}; give them different names: methods={{'first': ..., 'second': ...}}"
             )
-        found[name] = replace(plain, objective=method)
-        if not isinstance(method, str) and method_of(method) is None:
+        found[name] = method if isinstance(method, Adaptation) else replace(plain, objective=method)
+        if found[name].is_gradient and not isinstance(found[name].objective, str):
             found[name].built()  # a wrong object is an error before anything is recorded
+    if not found:
+        raise BadInput("methods is empty; name at least one method, such as 'tent'")
     return found
 
 
 def _named(method: Any) -> tuple[str, Any]:
     if isinstance(method, str):
         return named_proposal(method)
+    if isinstance(method, Adaptation):
+        return _named(method.objective)[0], method
     return named_proposal(getattr(method, "__name__", type(method).__name__))[0], method
 
 
@@ -338,15 +353,18 @@ def _recorded(
 ) -> Archive:  # fmt: skip
     """Record one side of the split, or resume it."""
     labels = {one.id: one.label for one in cases if not isinstance(one.label, Path)}
-    work = RecordCase(model, proposers, {one.id: one.case for one in cases}, labels=labels)
-    if jobs is None:
-        stream = any(how.reset == "stream" for how in proposers.values())
-        jobs = 1 if stream or not isinstance(model, Model) else cores()
-    if isinstance(jobs, int):
-        jobs = LocalEngine(1 if jobs > 1 and needs_script(work) else jobs)
     told: OnProgress = on_progress or (lambda step, done, total: None)
-    archive = record_all(
-        work, jobs, path, metric=metric, on_warning=on_warning,
-        on_case=lambda done: told(f"record {path.name}", done, len(cases)), **facts,
-    )  # fmt: skip
+    streams = [name for name, how in proposers.items() if how.reset == "stream"]
+    for part in ([name for name in proposers if name not in streams], *([name] for name in streams)):
+        if not part:
+            continue
+        work = RecordCase(
+            model, {name: proposers[name] for name in part}, {one.id: one.case for one in cases}, labels=labels
+        )
+        count = jobs or (1 if part[0] in streams or not isinstance(model, Model) else cores())
+        engine = LocalEngine(1 if count > 1 and needs_script(work) else count) if isinstance(count, int) else count
+        archive = record_all(
+            work, engine, path, metric=metric, on_warning=on_warning,
+            on_case=lambda done: told(f"record {path.name}", done, len(cases)), **facts,
+        )  # fmt: skip
     return check_cases(archive, [one.id for one in cases], tuple(proposers))

@@ -558,15 +558,21 @@ def labelled_cases(
 
 def _given(backbone: Backbone, images: Sequence[Any], labels: Any) -> Iterator[Labelled]:
     """Pair images and labels that are given as lists."""
-    if isinstance(labels, (str, Path)) or len(images) != len(labels):
-        count = "a folder" if isinstance(labels, (str, Path)) else f"{len(labels)} labels"
-        raise BadInput(f"a list of images needs a list of as many labels, got {len(images)} images and {count}")
+    if labels is None or isinstance(labels, (str, Path)):
+        raise BadInput(f"a list of images needs a list of labels, got {'none' if labels is None else 'a folder'}")
+    if isinstance(images, Mapping) and isinstance(labels, Mapping):
+        if images.keys() != labels.keys():
+            raise BadInput(f"images and labels must have the same names; one has {min(images.keys() ^ labels.keys())}")
+        images, labels = [Case(name, image) for name, image in images.items()], [labels[name] for name in images]
+    images, labels = list(images), list(labels)
+    if len(images) != len(labels):
+        raise BadInput(f"every image needs a label, got {len(images)} images and {len(labels)} labels")
     for number, (image, label) in enumerate(zip(images, labels, strict=True)):
         if isinstance(image, (str, Path)):
             files = replace(CaseFiles.of(Path(image)), label=Path(label))
             yield Labelled(files.id, files.id, files, Path(label))
             continue
-        case = image if isinstance(image, Case) else Case(f"case-{number:04d}", np.asarray(image))
+        case = image if isinstance(image, Case) else Case(f"case-{number:04d}", image)
         mask = np.asarray(label)
         if mask.shape != case.image.shape[1:]:
             raise BadInput(

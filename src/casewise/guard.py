@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from inspect import isclass
 from typing import TYPE_CHECKING, Any
 
 from casewise.core.errors import BadInput, Refused
-from casewise.core.records import Case, Controller, Decision, Mask, Policy, Trajectory
+from casewise.core.records import Case, Controller, Decision, Mask, Policy, Trajectory, as_image
 from casewise.core.seeds import content_id
 from casewise.core.text import pluralize
 
@@ -80,7 +81,7 @@ def guard(
     from casewise.judge.policy import adapts, judge_of
 
     network = _network(network)
-    case = image if isinstance(image, Case) else Case(content_id(image), image)
+    case = image if isinstance(image, Case) else Case(content_id(as_image(image)), image)
     if isinstance(policy, str):
         policy = _named(policy, network, objective, options)
     hows = _proposers(policy, objective, options)
@@ -89,6 +90,11 @@ def guard(
             check_bound(policy, hows, network)
         judge = judge_of(policy)
     else:
+        if not isinstance(policy, (Judge, Controller)) or isclass(policy):
+            raise BadInput(
+                "a controller must be an object with name, needs, states and decide(seen), got "
+                f"{f'the class {policy.__name__}' if isclass(policy) else type(policy).__name__}"
+            )
         judge = policy if isinstance(policy, Judge) else Judge(policy, calibration_id=calibration_id)
     return run_judge(case, network, judge, hows)
 

@@ -323,7 +323,7 @@ def test_options_are_checked(unet, slices):
         Episode(unet, slices, Adaptation(Tent(), max_slices=0))
     with pytest.raises(BadInput, match="reset must be one of case, stream, got 'never'"):
         Episode(unet, slices, Adaptation(Tent(), reset="never"))
-    with pytest.raises(BadInput, match="steps must be 0 or more, got -1"):
+    with pytest.raises(BadInput, match="steps must be a whole number, 0 or more, got -1"):
         run_episode(unet, slices, Tent(), steps=-1)
 
 

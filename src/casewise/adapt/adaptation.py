@@ -14,6 +14,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, fields, replace
+from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -97,8 +98,10 @@ class Adaptation:
             object.__setattr__(self, "tuned", str(self.tuned))
         if isinstance(self.parameters, list):
             object.__setattr__(self, "parameters", tuple(self.parameters))
-        if self.steps < 0:
-            raise BadInput(f"steps must be 0 or more, got {self.steps}")
+        if not isinstance(self.steps, Integral) or self.steps < 0:
+            raise BadInput(f"steps must be a whole number, 0 or more, got {self.steps!r}")
+        if self.learning_rate is not None and (not isinstance(self.learning_rate, Real) or self.learning_rate < 0):
+            raise BadInput(f"a learning rate must be a number, 0 or more, got {self.learning_rate!r}")
         if self.max_slices is not None and self.max_slices < 1:
             raise BadInput(f"max_slices must be at least 1, got {self.max_slices}")
         for name, known in (("batch_statistics", STATISTICS), ("reset", RESETS), ("consensus", CONSENSUSES)):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from types import NoneType
 from typing import Any, ClassVar
 
 import numpy as np
@@ -149,7 +150,10 @@ class Episode:
             self._update = self._begun()
         self.clear_gradients()
         update = self._as_found if self._moves == "anything" else self._update
-        self.record.diagnostics.append(dict(update() or {}))
+        found = update()
+        if not isinstance(found, (Mapping, NoneType)):
+            raise BadInput(f"an update must return a dict of numbers or None, got {type(found).__name__}")
+        self.record.diagnostics.append(dict(found or {}))
         with self.record.metered("gradient_norm"):
             used = {"gradient_norm": self._gradient_norm()}
         self.clear_gradients()

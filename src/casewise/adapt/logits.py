@@ -72,10 +72,10 @@ def network_logits(network: nn.Module, inputs: Tensor, *, classes: int | None = 
     except RuntimeError as error:
         if not _SIZE.search(str(error)):
             raise
+        size = " x ".join(map(str, inputs.shape[2:]))
         raise BadInput(
-            f"the network cannot take an image of {' x '.join(map(str, inputs.shape[2:]))} ({in_one_line(error)}); if "
-            "each side must be a multiple of a number, such as 8 for three halvings, give Module(network, ..., "
-            "multiple=8), which pads the image (docs/how-to/own-network.md)"
+            f"the network cannot take an image of {size} ({in_one_line(error)[:100]}); if each side must be a multiple "
+            "of 8, for example, give Module(network, ..., multiple=8), which pads (docs/how-to/own-network.md)"
         ) from error
     logits = at_resolution(logits_of(output, classes=classes), inputs.shape[2:])
     if _are_probabilities(logits.detach()):

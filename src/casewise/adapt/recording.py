@@ -90,21 +90,14 @@ class Recording:
     def trajectory(self, case_id: str, made_by: str, seed: int) -> Trajectory:
         """Return everything so far."""
         return Trajectory(
-            case_id=case_id,
-            masks=tuple(self.masks),
-            signals=tuple(self.signals),
-            shrunk=dict(self.shrunk),
-            shrunk_signals=dict(self.shrunk_signals),
-            parameters=tuple(self.parameters) or None,
-            made_by=made_by,
-            seed=seed,
-            seconds=tuple(self.seconds),
+            case_id=case_id, masks=tuple(self.masks), signals=tuple(self.signals), shrunk=dict(self.shrunk),
+            shrunk_signals=dict(self.shrunk_signals), parameters=tuple(self.parameters) or None, made_by=made_by,
+            seed=seed, seconds=tuple(self.seconds), diagnostics=tuple(self.diagnostics),
             spent={
                 name: (statistics.median(took for took, _ in each), sum(more for _, more in each))
                 for name, each in self.spent.items()
             },
-            diagnostics=tuple(self.diagnostics),
-        )
+        )  # fmt: skip
 
 
 def _mean_at(seen: Prediction, voxels: NDArray[np.int64]) -> float | None:

@@ -30,6 +30,8 @@ from __future__ import annotations
 
 import os
 import re
+import sysconfig
+import traceback
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -53,6 +55,16 @@ def in_one_line(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror and isinstance(error.filename, (str, os.PathLike)):
         return f"{error.strerror}: {Path(error.filename).name}"[:300]
     return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
+
+
+def place_of(error: BaseException) -> str:
+    """Return the line of the user's own code that an unexpected error passed last; "" if it passed none."""
+    if isinstance(error, (CasewiseError, OSError)):
+        return ""
+    library = (str(Path(__file__).parents[1]), *map(sysconfig.get_path, ("stdlib", "platlib", "purelib")))
+    passed = traceback.extract_tb(error.__traceback__)
+    own = [one for one in passed if not one.filename.startswith((*library, "<")) and "-packages" not in one.filename]
+    return f" ({type(error).__name__} in {Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
 
 
 def without_folders(text: str, folders: Iterable[Path]) -> str:

@@ -112,11 +112,18 @@ class Case:
 
     def __post_init__(self) -> None:
         check_case_id(self.id)
-        given = np.asarray(self.image)
-        if given.dtype.kind not in "biuf":
-            got = type(self.image).__name__
-            raise BadInput(f"the image of case {self.id} must be an array of numbers (channel, *space), got {got}")
-        object.__setattr__(self, "image", given)
+        object.__setattr__(self, "image", as_image(self.image, f"the image of case {self.id}"))
+
+
+def as_image(given: Any, what: str = "an image") -> NDArray[Any]:
+    """Return an image as an array; a tensor may be on another device or need gradients."""
+    try:
+        found = np.asarray(given.detach().cpu() if hasattr(given, "detach") else given)
+    except (ValueError, TypeError):
+        found = np.asarray(None)
+    if found.dtype.kind not in "biuf" or found.ndim < 2:
+        raise BadInput(f"{what} must be an array of numbers (channel, *space), got {type(given).__name__}")
+    return found
 
 
 @dataclass(frozen=True, order=True)

@@ -37,6 +37,7 @@ from casewise.core.records import (
     Mask,
     Policy,
     Trajectory,
+    as_image,
     joint_binding,
 )
 from casewise.core.seeds import content_id
@@ -413,7 +414,7 @@ class Deployment:
             return image
         if isinstance(image, (str, Path)):
             return self.backbone.read(CaseFiles.of(Path(image))).case
-        return Case(content_id(image), image)
+        return Case(content_id(as_image(image)), image)
 
     def _guarded(self, case: Case, policy: Policy, deadline: float | None) -> CaseResult:
         with _refusing(case):

@@ -66,7 +66,7 @@ def unlock(evaluation: Archive, *, purpose: str, policy: Policy | None = None, c
     if evaluation.unlocked_by:
         return evaluation
     shown = {*compared, *([] if policy is None else [compared_as(policy)])}
-    facts = {"labels": _labels(evaluation), "compared": sorted(shown)}
+    facts = {"labels": labels_of(evaluation), "compared": sorted(shown)}
     return replace(evaluation, unlocked_by=expose(evaluation.path, choice=purpose, policy=policy, more=facts)["hash"])
 
 
@@ -125,7 +125,7 @@ def note_comparison(archive: Archive, designs: Sequence[str]) -> None:
         archive: The calibration cases.
         designs: The names of all designs that took part (:func:`compared_as`).
     """
-    labels = _labels(archive)
+    labels = labels_of(archive)
     known = (line.get("compared", ()) for line in read_ledger(archive.path) if line.get("labels") == labels)
     if any(set(designs) <= set(compared) for compared in known):
         return
@@ -175,12 +175,13 @@ def earlier_looks(archive: Archive, tested: Collection[str] | None) -> list[str]
 
 def _looks(archive: Archive) -> list[dict[str, Any]]:
     """Return the lines of the ledger that are about labels of these cases; M0 is not among the compared."""
-    labels = set(_labels(archive))
+    labels = set(labels_of(archive))
     found = (line for line in read_ledger(archive.path) if not labels.isdisjoint(line.get("labels", ())))
     return [{**line, "compared": [name for name in line["compared"] if name.split(" ")[0] != "m0"]} for line in found]
 
 
-def _labels(archive: Archive) -> list[str]:
+def labels_of(archive: Archive) -> list[str]:
+    """Return short hashes of the labels of an archive."""
     return sorted({str(entry.label_sha256)[:12] for entry in archive.entries.values() if entry.labelled})
 
 
@@ -192,7 +193,7 @@ def certification_attempt(archive: Archive, asked: Mapping[str, Any]) -> int:
     """
     read_ledger(archive.path)
     log = Chain(archive.path / LEDGER)
-    labels = _labels(archive)
+    labels = labels_of(archive)
     questions = [
         line.get("asked")
         for line in log.lines()

@@ -87,6 +87,8 @@ def design_of(text: str) -> Policy:
 
     Any registered controller is a design too, with its default options.
     """
+    if not isinstance(text, str):
+        raise BadInput(f"a policy must be a name, such as 'default', or package.module:Name, got {type(text).__name__}")
     if ":" not in text:
         return READY[text] if text in READY or text not in CONTROLLERS else Policy(text, text, {}, 4)
     design = Policy(text.partition(":")[2], text, {}, 4)

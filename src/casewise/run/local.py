@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any, Protocol
 
-from casewise.core.errors import BadInput, MissingExtra, in_one_line
+from casewise.core.errors import BadInput, MissingExtra, in_one_line, place_of
 from casewise.core.processes import spawn
 from casewise.core.registry import Registry
 
@@ -188,7 +188,8 @@ def attempt(work: Work, case_id: str) -> Result:
     try:
         return Result(case_id, work(case_id), seconds=time.monotonic() - began)
     except (Exception, SystemExit) as error:  # sys.exit in the code of a network ends its case, not the run
-        return Result(case_id, error=in_one_line(error), kind=type(error).__name__, seconds=time.monotonic() - began)
+        said = in_one_line(error) + place_of(error)
+        return Result(case_id, error=said, kind=type(error).__name__, seconds=time.monotonic() - began)
 
 
 SWITCH = "CASEWISE_KEEP_MEMORY"

@@ -104,27 +104,17 @@ class PredictCase:
         state = found.decision.state
         back = f", {state.shrink:.0%} back" if state.shrink else ""
         made = replace(
-            self._blank(files),
-            status=found.status,
+            self._blank(files), status=found.status, model=backbone.fingerprint, inputs=hashes, names=names,
             error=None if found.error is None else self._nameless(files, in_one_line(found.error)),
             error_kind=None if found.error is None else type(found.error).__name__,
-            model=backbone.fingerprint,
-            inputs=hashes,
-            outputs=self._write(backbone, reading, found),
-            contract=found.findings,
-            notes=found.notes,
-            decision=found.decision,
-            candidate=f"{names[str(state.step)]}{back}" if state.step else "M0",
-            names=names,
-            signals=signals_of(found),
-            diagnostics=found.trajectory.diagnostics,
+            outputs=self._write(backbone, reading, found), contract=found.findings, notes=found.notes,
+            decision=found.decision, candidate=f"{names[str(state.step)]}{back}" if state.step else "M0",
+            signals=signals_of(found), diagnostics=found.trajectory.diagnostics, measures=found.measures,
             appearance={} if found.appearance is None else dict(found.appearance.numbers),
-            **self._edit(found.source_mask, found.mask),
+            **self._edit(found.source_mask, found.mask), no_interval=found.no_interval,
             volumes={str(label): round(volume, 4) for label, volume in found.volumes.items()},
-            measures=found.measures,
-            no_interval=found.no_interval,
             timing={"step_s": [round(seconds, 4) for seconds in found.trajectory.seconds]},
-        )
+        )  # fmt: skip
         if made.certificate is None or made.certificate["void"] or made.uncovered is None:
             return made
         return replace(made, certificate={**made.certificate, "void": True, "why_void": made.uncovered})

@@ -126,12 +126,13 @@ def record_all(
     done, failed = sum(case_id in archive.entries for case_id in work.cases), []
     for result in results:
         done += 1
-        failed += [] if result.error is None else [f"{result.case_id}: {result.error}"]
+        failed += [] if result.error is None else [result]
         on_case(done)
     if failed:
+        said = {str(one.error).replace(one.case_id, ""): f"{one.case_id}: {one.error}" for one in failed[::-1]}
         raise BadInput(
-            f"{pluralize(len(failed), 'case')} could not be recorded ({'; '.join(failed[:3])}); correct or remove them "
-            "and repeat the command"
+            f"{pluralize(len(failed), 'case')} could not be recorded ({'; '.join([*said.values()][:-4:-1])}); correct "
+            "or remove them and repeat the command"
         )
     return open_archive(path)
 

@@ -35,17 +35,8 @@ def server(deployment: Deployment, settings: ServiceSettings) -> uvicorn.Server:
     """A uvicorn server; ``run()`` blocks until SIGINT or SIGTERM and then until the last accepted request is done."""
     return uvicorn.Server(
         uvicorn.Config(
-            create_app(deployment, settings),
-            host=settings.host,
-            port=settings.port,
-            log_level="warning",
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,
-            http="h11",
-            ws="none",
-            lifespan="on",
-            limit_concurrency=MANY,
-            timeout_graceful_shutdown=None,
+            create_app(deployment, settings), host=settings.host, port=settings.port, log_level="warning",
+            access_log=False, server_header=False, proxy_headers=False, http="h11", ws="none", lifespan="on",
+            limit_concurrency=MANY, timeout_graceful_shutdown=None,
         )
-    )
+    )  # fmt: skip

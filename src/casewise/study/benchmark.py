@@ -28,9 +28,9 @@ from casewise.data.splits import Cohort, Member, check_disjoint, clusters_of, ho
 from casewise.judge.calibration.calibrate import calibrate
 from casewise.judge.certificates.certificate import Certificate
 from casewise.judge.certificates.certify_designs import halves_of
-from casewise.judge.certificates.certify_router import Promise, certify_router
+from casewise.judge.certificates.certify_router import STREAM, Promise, certify_router
 from casewise.judge.decide import CONSENSUS_NAMES, has_consensus
-from casewise.judge.ledger import compared_as, expose, read_ledger, unlock
+from casewise.judge.ledger import compared_as, expose, labels_of, read_ledger, unlock
 from casewise.judge.outcomes import deployed_rows, judged_share, outcomes
 from casewise.judge.policy import READY, among_candidates, check_held_out, controller_of, design_of, no_go
 from casewise.render.tables import DASH, Cell, Column, Estimate, Table
@@ -256,6 +256,7 @@ def _certified(known: Archive, policy: Policy, design: str, promise: Promise, na
         note = (f"{name}: fitted on half of the calibration {UNIT[1]} and certified on the other half",)
     if not certificate.feasible:
         raise BadInput(certificate.advice)
+    note += tuple(f"{name}: {STREAM}" for said in certificate.warnings if said.startswith(STREAM))
     made = _method(name, certified, evaluation, design)
     return replace(made, certificate=certificate, notes=(*made.notes, *note))
 
@@ -306,10 +307,11 @@ def seal(folder: Path, methods: Iterable[Method], evaluation: Archive) -> str:
 
 def seen_before(evaluation: Archive, sha256: str) -> bool:
     """True if evaluation labels were read before the decisions of this hash were sealed."""
+    evaluated = set(labels_of(evaluation))
     for line in read_ledger(evaluation.path):
         if line["choice"] == f"{SEALED} {sha256}":
             return False
-        if line.get("labels_visible"):
+        if line.get("labels_visible") and not evaluated.isdisjoint(line.get("labels", evaluated)):
             return True
     return True
 

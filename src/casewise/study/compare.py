@@ -406,19 +406,10 @@ def outcome_of(
         checks = (*checks_of(plan.acceptance, cohort.cohort, names), *measure_checks(values, plan.measure_criteria))
         checks = (*checks, *_patients_check(plan, cohort))
     return Outcome(
-        cohort,
-        checks,
-        tuple(Problem(kind, case_id, message, kind in allowed) for case_id, kind, message in problems),
-        len(lines) + len(unread),
-        names,
-        tuple(measured),
-        plan,
-        seal,
-        folders,
-        () if plan is None or seal is None else tuple(_notes(plan, seal, folders)),
-        files or {},
-        settings,
-    )
+        cohort, checks, tuple(Problem(kind, case_id, message, kind in allowed) for case_id, kind, message in problems),
+        len(lines) + len(unread), names, tuple(measured), plan, seal, folders,
+        () if plan is None or seal is None else tuple(_notes(plan, seal, folders)), files or {}, settings,
+    )  # fmt: skip
 
 
 def _patients_check(plan: ChangePlan, cohort: Comparisons) -> Iterator[Check]:

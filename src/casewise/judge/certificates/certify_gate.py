@@ -188,33 +188,19 @@ def certify_gate(
     unit, floor = unit_of(len(ids), table.units), risk_control.conformal_floor(table.units)
     needed = risk_control.patients_needed(alpha)
     certificate = new_certificate(
-        archive,
-        policy,
-        certified,
-        ids,
-        table.units,
+        archive, policy, certified, ids, table.units,
         which=" with at least one region" if population == "scored" else "",
         kind="T1" if loss == "surrogate" else "T5",
         statement=promise((loss,), (alpha,), None, certified.name, "", table.units, unit),
-        loss="surrogate" if loss == "surrogate" else "ha",
-        method="crc" if loss == "surrogate" else "envelope",
-        alpha=alpha,
-        delta=None,
-        floor=floor,
-        needed=needed,
-        cut=cut,
+        loss="surrogate" if loss == "surrogate" else "ha", method="crc" if loss == "surrogate" else "envelope",
+        alpha=alpha, delta=None, floor=floor, needed=needed, cut=cut,
         bound=None if chosen is None else float(bounds[chosen]),
         kept=0.0 if chosen is None else float(table.kept[chosen]),
-        advice=refusal(alpha, table.units, floor, needed, unit)
-        if cut is None
-        else "Regions with an entropy drop above the certified threshold are kept; the rest of the edit goes "
-        "back to M0.",
-        curve=curve(table, bounds),
-        details={"population": population, "within_cluster": within},
-        deployed=_deployed(tables, chosen, ungated, _judged(archive, ids)),
-        **reliability,
-        **said,
-    )
+        advice=refusal(alpha, table.units, floor, needed, unit) if cut is None else
+        "Regions with an entropy drop above the certified threshold are kept; the rest of the edit goes back to M0.",
+        curve=curve(table, bounds), details={"population": population, "within_cluster": within},
+        deployed=_deployed(tables, chosen, ungated, _judged(archive, ids)), **reliability, **said,
+    )  # fmt: skip
     return certificate, certified
 
 

@@ -26,6 +26,10 @@ from casewise.judge.policy import check_go, fitted_on, judge_of
 from casewise.measure.metrics import METRICS
 
 KINDS = {"ha": "T2", "harmed": "T3", "dice": "T4", "worse-voxels": "T2"}
+STREAM = (
+    "The masks of these cases depend on the cases before them in a stream, so the patients are not independent: the "
+    "promise holds for none of another order"
+)
 ORDERS = 25  # fixed permutations of the cases over which betting averages
 
 
@@ -108,6 +112,8 @@ def note_attempt(
     attempt = certification_attempt(archive, {"policy": policy_digest(policy), "name": policy.name, **question})
     warnings = [f"{warning}. It was certified nevertheless (--set force=true)."] if warning else []
     warnings += [attempt_sentence(attempt)] if attempt > 1 else []
+    views = [archive.ladder(name) for name in archive.joined] or [archive]
+    warnings += [f"{STREAM}."] if any("order" in view.configuration for view in views) else []
     warnings += earlier_looks(archive, None if together is None else {compared_as(policy), *together})
     return {"attempt": attempt, "warnings": tuple(warnings)}
 
@@ -138,29 +144,15 @@ def issue(
         asked.losses, asked.alphas, asked.delta, certified.name, metric, units, unit, asked.margin
     )
     certificate = wording.new_certificate(
-        archive,
-        policy,
-        certified,
-        evidence.ids,
-        units,
+        archive, policy, certified, evidence.ids, units,
         kind=KINDS[asked.label] if asked.delta is None else ("T6" if len(asked.losses) == 1 else "T8"),
-        statement=promised + flags,
-        loss=asked.label,
-        method="crc" if asked.delta is None else "ltt",
-        alpha=asked.alphas[0],
-        delta=asked.delta,
-        floor=reach[0],
-        needed=reach[1] * (2 if halved else 1),
-        cut=cut,
-        bound=bound,
-        kept=after["kept"],
-        deployed={"before": before, "certified": after},
+        statement=promised + flags, loss=asked.label, method="crc" if asked.delta is None else "ltt",
+        alpha=asked.alphas[0], delta=asked.delta, floor=reach[0], needed=reach[1] * (2 if halved else 1),
+        cut=cut, bound=bound, kept=after["kept"], deployed={"before": before, "certified": after},
         advice=wording.refusal(min(asked.alphas), units, *reach, unit, halved=halved)
-        if cut is None
-        else wording.tightening(own, cut, after["kept"]),
-        curve=points,
-        **said,
-    )
+        if cut is None else wording.tightening(own, cut, after["kept"]),
+        curve=points, **said,
+    )  # fmt: skip
     return certificate, certified
 
 
