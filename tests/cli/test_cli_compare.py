@@ -61,6 +61,9 @@ def test_the_summary_is_strict_json_with_everything_in_it(compared):
     assert [row["group"] for row in summary["summary"]["groups"]] == ["A", "B"]
     page = unescape((root / "out" / "report.html").read_text())
     assert (summary["facts"]["old"], summary["facts"]["new"]) == ("old", "new")
+    assert [check["name"] for check in summary["checks"] if check["added"]] == ["max_harmed_share"]
+    assert page.count("(0.05), added to the plan<") == 1
+    assert "casewise adds a limit on the share of harmed cases" in page
     assert summary["limits"]
     assert all(f"<li>{sentence}</li>" in page for sentence in summary["limits"])
     assert [case["id"] for case in summary["shown"]] == re.findall('<article id="(.*?)">', page)

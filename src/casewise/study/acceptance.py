@@ -160,6 +160,7 @@ class Check:
     reason: str  # one sentence
     needed: int | None = None  # patients that might decide it, where these cannot
     worst: tuple[str, ...] = ()  # cases (patients, for a measure) beyond the limit, the worst first
+    added: bool = False  # not in the plan; see Criterion
 
     @property
     def holds(self) -> bool:
@@ -337,7 +338,7 @@ def check_values(
     return Check(
         criterion.name, criterion.scope, quantity.says, criterion.limit, criterion.margin, value,
         None if bound is None else criterion.sign * bound, cases, len(means), len(numbers) - cases,
-        verdict, f"{quantity.says}: {reason}", needed, tuple(ids[at] for at in worst.tolist()),
+        verdict, f"{quantity.says}: {reason}", needed, tuple(ids[at] for at in worst.tolist()), criterion.added,
     )  # fmt: skip
 
 
