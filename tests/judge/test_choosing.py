@@ -5,16 +5,18 @@ from __future__ import annotations
 import gc
 import weakref
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from typer.testing import CliRunner
-from worlds.candidates import views_archive
+from worlds.candidates import VIEWS, views_archive
 
 import casewise
+from casewise.archive.store import create_archive
 from casewise.cli import app
 from casewise.core.errors import BadInput, Refused, TooFewCases
-from casewise.core.records import SOURCE, Action, Decision, Observation, State
+from casewise.core.records import SOURCE, Action, Case, Decision, Observation, State, Trajectory
 from casewise.judge.calibration import designs
 from casewise.judge.calibration.adoption import chance_of_best, hurt_share, mean_low, patients_for_chance
 from casewise.judge.calibration.calibrate import calibrate
@@ -45,6 +47,8 @@ from casewise.judge.controllers.merge import Merge, merged, pieces_of
 from casewise.judge.decide import Setting, candidate_masks, deployed_mask, setting_of
 from casewise.judge.policy import check_go, read_policy, write_policy
 from casewise.measure.metrics.overlap import dice
+from casewise.measure.signals.fragmentation import fragmentation
+from casewise.replay import replay
 
 
 @pytest.fixture(scope="module")
@@ -434,6 +438,27 @@ def test_a_policy_that_keeps_m0_says_so(tmp_path):
     made = calibrate(wrong, "merge")
     assert made.preflight["deploys"] == "this policy keeps M0 for every case"
     assert any("merge keeps M0 for every case" in line for line in made.preflight["concerns"])
+
+
+def test_m0_that_is_cleaned_does_not_count_as_m0(tmp_path: Path) -> None:
+    """One island in the mask of M0 and of its view: keeping the largest component is the whole gain."""
+    setting = {"metric": "dice", "min_area": 4, "foreground": True, "objective": "views", "classes": [1]}
+    archive = create_archive(tmp_path / "islands", binding=VIEWS, steps=2, configuration=setting)
+    for number in range(12):
+        label = np.zeros((24, 24), np.uint8)
+        label[4:14, 4 : 12 + number % 3] = 1
+        mask = label.copy()
+        mask[18:22, 18 : 20 + number % 2] = number > 0  # the first patient has no island
+        masks = (mask, mask, mask)
+        signals = [fragmentation(mask, one, min_area=4).as_signals() for one in masks]
+        case = Case(f"case-{number:02d}", np.empty((1, 0)), cluster=f"p{number:02d}", split="calibration")
+        archive.add(case, Trajectory(case.id, masks, tuple(signals), made_by="views", rungs=("view-1", "vote")), label)
+    made = calibrate(archive.seal(), "default")
+    assert (made.controller, made.cleanup) == ("m0", "largest(1)")
+    assert made.preflight["deploys"] == "this policy deploys m0+largest: it changes 11 of these 12 cases"
+    assert not [line for line in made.preflight["concerns"] if "keeps M0" in line]
+    changed = [one.case_id for one in replay(archive, made) if one.cleanup]
+    assert len(changed) == 11
 
 
 def test_allowed_hurt_limits_the_anchor_of_choose(archive, monkeypatch):

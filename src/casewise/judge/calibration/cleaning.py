@@ -97,7 +97,7 @@ class Cleaned:
     def answer(self, one: Known) -> Deployed:
         """Return the deployed state of a gathered case, and its metric after cleanup."""
         found = answer(one, self.controller)
-        if found.gated or not self.labels:
+        if found.gated or not set(self.labels) & set(self.gains.of(found.case_id, state_of(found.state))):
             return found
         return replace(found, metric=found.metric + self.gains.change(found, self.labels), cleanup=self.cleanup)
 

@@ -353,7 +353,7 @@ def fitted_choice(
     options.pop("rule", None)
     options["cleanup"] = getattr(controller, "cleanup", "")
     made = [answer(one, controller) for one in known]
-    changed = sum(one.gated or one.state != str(SOURCE) for one in made)
+    changed = sum(one.gated or one.state != str(SOURCE) or bool(one.cleanup) for one in made)
     deploys = (
         f"deploys {name}: it changes {changed} of these {len(known)} cases" if changed else "keeps M0 for every case"
     )
