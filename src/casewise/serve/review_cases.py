@@ -30,7 +30,7 @@ from casewise.data.pictures import is_picture
 from casewise.measure.masks import bounding_box
 from casewise.measure.regions import regions_of
 from casewise.render.mask_pictures import Classes, png_bytes, windowed
-from casewise.run.prediction_folder import Layout, read_entry
+from casewise.run.prediction_folder import Layout, read_entry, unfinished
 
 
 @dataclass(frozen=True)
@@ -113,6 +113,16 @@ class Predictions:
 
     path: Path
 
+    @classmethod
+    def of(cls, path: Path) -> Predictions:
+        """Return the folder; refuse one that casewise predict did not write, or that holds no case."""
+        folder = cls(path)
+        if not folder.audit.is_file():
+            raise BadInput(f"{path} is not a folder of casewise predict; give its output folder (-o)")
+        if not folder.cases:
+            raise BadInput(f"{path} holds no case to review")
+        return folder
+
     @property
     def audit(self) -> Path:
         """The run's own audit log."""
@@ -142,9 +152,9 @@ class Predictions:
 
     @property
     def lost(self) -> list[str]:
-        """Cases that the audit log lists as finished and whose JSON file is missing."""
+        """Cases that the audit log names and whose JSON file is missing: it was removed, or the run was killed."""
         ended = dict.fromkeys(str(line.get("case")) for line in self._audited("case", "case-kept"))
-        return [case_id for case_id in ended if case_id not in self.entries]
+        return [case_id for case_id in (*ended, *unfinished(self.path)) if case_id not in self.entries]
 
     @cached_property
     def _last_run(self) -> Mapping[str, Any]:

@@ -170,7 +170,7 @@ def apply_reviews(folder: Path, out: Path) -> list[Applied]:
     """
     if (folder / "manifest.json").is_file():
         raise BadInput(f"{folder} is an archive without mask files; apply reviews to a folder of casewise predict")
-    predicted = Predictions(folder)
+    predicted = Predictions.of(folder)
     names = [predicted.file_of(one, "deployed").name for one, case in predicted.cases.items() if case.has_masks]
     _check_free(out, names)
     log = ReviewLog(folder / REVIEWS)

@@ -58,11 +58,7 @@ def review_server(
     path: str | Path, *, images: str | Path | None = None, reviewer: str = "", port: int = 0
 ) -> ReviewServer:
     """Return a server that is bound but does not answer yet; port 0 takes a free one."""
-    folder = Predictions(Path(path))
-    if not folder.audit.is_file():
-        raise BadInput(f"{path} is not a folder of casewise predict; give its output folder (-o)")
-    if not folder.cases:
-        raise BadInput(f"{path} holds no case to review")
+    folder = Predictions.of(Path(path))
     log = ReviewLog(folder.path / REVIEWS)
     files = {} if images is None else {files.id: files for files in list_cases(Path(images))}
     desk = Desk(folder, Images(files), log, reviewer)

@@ -116,6 +116,12 @@ def test_the_command_says_what_is_open(predictions, tmp_path):
     assert "4 cases, 1 reviewed: 3 as written by predict, 1 without a mask." in result.output
 
 
+def test_a_case_that_a_killed_run_did_not_reach_is_named(predictions, tmp_path):
+    Chain(predictions.layout.audit).append("run-started", {"to_do": ["never"]})
+    done = {one.case: one for one in apply_reviews(predictions.layout.out, tmp_path / "chosen")}
+    assert (done["never"].taken, done["never"].open) == ("none", True)
+
+
 def test_a_case_with_two_wrong_masks_gets_none_and_is_named_for_contouring(predictions, tmp_path):
     out = predictions.layout.out
     reviewed(out, ("kept", "both-wrong", "1"))

@@ -22,6 +22,7 @@ from worlds.predictions import decisions_of
 from casewise.core.chain import Chain
 from casewise.core.errors import BadInput
 from casewise.run.prediction_folder import review_problems, verify_predictions
+from casewise.serve.review_log import apply_reviews
 from casewise.serve.review_server import review_server
 
 
@@ -363,8 +364,11 @@ def test_a_picture_has_no_slices(tmp_path, new_folder, serve):
 
 
 def test_a_folder_of_something_else_is_refused(tmp_path):
-    with pytest.raises(BadInput, match="is not a folder of casewise predict"):
-        review_server(tmp_path)
+    for open_folder in (review_server, lambda folder: apply_reviews(folder, tmp_path / "chosen")):
+        with pytest.raises(BadInput, match="is not a folder of casewise predict"):
+            open_folder(tmp_path)
+        with pytest.raises(BadInput, match="is not a folder of casewise predict"):
+            open_folder(tmp_path / "mistyped")
 
 
 def test_help_names_the_options():
