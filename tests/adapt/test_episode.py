@@ -325,6 +325,9 @@ def test_options_are_checked(unet, slices):
         Episode(unet, slices, Adaptation(Tent(), reset="never"))
     with pytest.raises(BadInput, match="steps must be a whole number, 0 or more, got -1"):
         run_episode(unet, slices, Tent(), steps=-1)
+    for rate in (-1.0, float("nan"), float("inf")):
+        with pytest.raises(BadInput, match="a learning rate must be a number, 0 or more"):
+            Adaptation(Tent(), learning_rate=rate)
 
 
 def test_extra_signals_by_name_and_by_function(unet, slices):

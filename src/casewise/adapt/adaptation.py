@@ -100,8 +100,9 @@ class Adaptation:
             object.__setattr__(self, "parameters", tuple(self.parameters))
         if not isinstance(self.steps, Integral) or self.steps < 0:
             raise BadInput(f"steps must be a whole number, 0 or more, got {self.steps!r}")
-        if self.learning_rate is not None and (not isinstance(self.learning_rate, Real) or self.learning_rate < 0):
-            raise BadInput(f"a learning rate must be a number, 0 or more, got {self.learning_rate!r}")
+        rate = self.learning_rate
+        if rate is not None and (not isinstance(rate, Real) or not 0 <= rate < float("inf")):
+            raise BadInput(f"a learning rate must be a number, 0 or more, got {rate!r}")
         if self.max_slices is not None and self.max_slices < 1:
             raise BadInput(f"max_slices must be at least 1, got {self.max_slices}")
         for name, known in (("batch_statistics", STATISTICS), ("reset", RESETS), ("consensus", CONSENSUSES)):

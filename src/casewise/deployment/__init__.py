@@ -174,6 +174,8 @@ class Deployment:
         object.__setattr__(self, "model", as_model(self.model))
         if isinstance(self.policy, (str, Path)):
             object.__setattr__(self, "policy", read_policy(self.policy))
+        if not isinstance(self.policy, Policy):
+            raise BadInput(f"a policy must be a Policy, its file or its archive, got {type(self.policy).__name__}")
         if self.contract not in CONTRACTS:
             raise BadInput(f"the contract must be one of {', '.join(CONTRACTS)}, got {self.contract!r}")
         if not self.proposers:

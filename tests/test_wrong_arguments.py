@@ -1,4 +1,4 @@
-"""A percentage where a share is needed is refused at once: --allowed-hurt 10 would allow a design to hurt everybody."""
+"""Arguments of another range or type are refused at once: --allowed-hurt 10 would allow a design to hurt everybody."""
 
 from __future__ import annotations
 
@@ -36,6 +36,12 @@ def test_calibrate_qc_and_compare_refuse_a_percentage(tmp_path: Path) -> None:
         controlled(quality_rows(archive_opinions(archive), metric="dice"), below=70)
     with pytest.raises(BadInput, match="good must be from 0 to 1"):
         casewise.compare([np.ones((4, 4), int)], [np.ones((4, 4), int)], good=70)
+
+
+@pytest.mark.parametrize("policy", [None, 3, {"controller": "m0"}])
+def test_what_is_not_a_policy_is_named(policy: Any) -> None:
+    with pytest.raises(BadInput, match=r"a policy must be a Policy, its file or its archive, got (NoneType|int|dict)"):
+        casewise.Deployment("casewise.adapt.networks:phantom_cardiac", policy)
 
 
 @pytest.mark.parametrize("image", [None, "heart.nii.gz", [[1, 2], ["a", "b"]]])
