@@ -24,10 +24,11 @@ from casewise.core.durable import file_lock
 from casewise.core.errors import BadInput, Mismatch, Refused, TooFewCases, UnknownName
 from casewise.core.records import Case
 from casewise.data.phantom import cardiac_cohort
+from casewise.deployment import Deployment
 from casewise.deployment.saved import DEPLOYMENT, is_deployment
 from casewise.fit import labelled_cases
 from casewise.judge.certificates.split import split_for_promise
-from casewise.judge.policy import judge_of
+from casewise.judge.policy import READY, judge_of
 from casewise.learn.tuning import Tuning
 from casewise.measure.measures import measure
 from casewise.measure.metrics.overlap import dice
@@ -529,3 +530,23 @@ def test_images_without_a_label_are_named_and_left_out(tmp_path):
     )
     assert [one.id for one in found] == ["a", "c"]
     assert "1 image left out, because no label has the same name: b" in said
+
+
+def test_where_the_promise_fails_every_case_keeps_m0_and_the_page_says_so(tmp_path):
+    """Learning helps the patients that learn and harms those that were set aside for the promise."""
+    names = [f"p{number:02d}" for number in range(14)]
+    aside, model = split_for_promise(names, 0.2).certifying, eroding_model()
+    labels = [label for _, label in DISCS]
+    for at in map(names.index, aside):
+        labels[at] = Deployment(model, READY["m0"]).predict(DISCS[at][0]).mask  # M0 is right, each change is harm
+    found = casewise.fit(
+        model, [image for image, _ in DISCS], labels, patients=names, views="", tuning=QUICK, promise=0.2, jobs=1,
+        out=tmp_path / "deployment",
+    )  # fmt: skip
+    assert (found.certificate, found.policy.controller, found.policy.flag) == (None, "m0", {})
+    said = found.summary()
+    assert "Deploys the model's own mask (m0)" in said
+    assert "Promised: nothing: 4 labelled cases are enough for alpha >= 0.200, but they show too much harm" in said
+    assert "The model’s own masks stay in use" in (found.folder / "fit.html").read_text()
+    image = DISCS[0][0]
+    assert (found.predict(image).mask == Deployment(model, READY["m0"]).predict(image).mask).all()

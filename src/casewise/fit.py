@@ -35,6 +35,7 @@ from casewise.deployment import SUMMARY, Deployment
 from casewise.deployment.saved import MEASURES, TUNED, predict_command, with_tuned_at
 from casewise.judge.calibration.calibrate import calibrate
 from casewise.judge.calibration.cuts import FEWEST
+from casewise.judge.calibration.design_comparison import out_of_fold
 from casewise.judge.calibration.designs import Deployed
 from casewise.judge.certificates.certificate import Certificate
 from casewise.judge.certificates.evidence import LOSSES
@@ -281,7 +282,7 @@ class _Fit:
             held_out = self._recorded(
                 aside, {name: replace(how, crossfit=False) for name, how in proposers.items()}, self.folder / HELD_OUT
             )
-            certificate, policy = self._certified(held_out, policy, split)
+            certificate, policy = self._certified(held_out, policy, split, deployed["m0"])
         for name, how in proposers.items():
             if how.tuned is not None and (name == policy.ladder or name in policy.ladders):
                 policy = with_tuned_at(policy, name, TUNED)
@@ -414,15 +415,22 @@ class _Fit:
         gains = {row["design"]: row["gain"] for row in compared["rows"]}
         return fitted, fit_report(cases, gains, compared["chosen"], fitted)
 
-    def _certified(self, held_out: Archive, policy: Policy, split: PromiseSplit) -> tuple[Certificate | None, Policy]:
-        """Certify the policy on patients who took no part in learning or choosing."""
+    def _certified(
+        self, held_out: Archive, policy: Policy, split: PromiseSplit, source: Sequence[Deployed]
+    ) -> tuple[Certificate | None, Policy]:
+        """Certify the policy on patients who took no part in learning or choosing; without a certificate keep M0."""
         with self._timed("certify"):
             certificate, certified = certify_held_out(
                 _joined(held_out), policy, split, loss=self.loss, margin=self.margin
             )
         if not certificate.feasible:
-            self.notes.append(f"nothing is promised: {certificate.advice}")
-            return None, policy
+            why = certificate.advice.removeprefix("Nothing is certified: ").rstrip(".")
+            self.notes.append(f"nothing is promised: {why}")
+            compared = policy.preflight["comparison"]
+            why = f"{compared['chosen']} passes the tests and cannot be certified on the {UNIT[1]} set aside for --promise"
+            compared, kept = {**compared, "chosen": "m0", "why": why}, "this policy keeps M0 for every case"
+            found = {"comparison": compared, "deploys": kept, "out_of_fold": out_of_fold(source)}
+            return None, replace(certified, name=policy.name, preflight={**policy.preflight, **found})
         return certificate, certified
 
     # ---- the summary ----

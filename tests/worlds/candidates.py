@@ -34,11 +34,12 @@ def views_archive(
     split: str | None = "calibration",
     empty: bool = False,
     looks: bool = False,
+    helpful: bool = False,
 ) -> Archive:
     """M0, ``views`` views and their majority ("vote") for each case; two rings are the classes.
 
     Cases differ in how far the views scatter. ``misled`` views share one mistake that M0 does not make, so that their
-    agreement says nothing and their consensus hurts. ``empty``: M0 and all views find nothing. ``looks``: what the
+    agreement says nothing and their consensus hurts. ``helpful``: M0 is too small and no view hurts. ``empty``: M0 and all views find nothing. ``looks``: what the
     images look like was recorded, and all of them look alike.
     """
     configuration = {"metric": metric, "min_area": 4, "foreground": True, "objective": "views"}
@@ -46,7 +47,7 @@ def views_archive(
     for number in range(cases):
         case_id = f"{prefix}-{number:04d}"
         rng = np.random.default_rng(seed_of(seed, case_id))
-        masks, label = made_up_case(rng, views=views, misled=misled, size=size)
+        masks, label = made_up_case(rng, views=views, misled=misled, size=size, helpful=helpful)
         masks = [np.zeros_like(mask) for mask in masks] if empty else masks
         label[:void] = 255  # nobody knows
         signals = [fragmentation(masks[0], mask, min_area=4).as_signals() for mask in masks]
@@ -60,17 +61,18 @@ def views_archive(
 
 
 def made_up_case(
-    rng: np.random.Generator, *, views: int = 5, misled: bool = False, size: int = 32
+    rng: np.random.Generator, *, views: int = 5, misled: bool = False, size: int = 32, helpful: bool = False
 ) -> tuple[list[Mask], Mask]:
     """M0, the views and their vote, and the label."""
     center, radius = np.full(2, size / 2), size * 0.3
     label = rings(size, center, radius)
-    scatter = rng.uniform(0.02, 0.35)
+    scatter = 0.05 if helpful else rng.uniform(0.02, 0.35)
     shared = rng.normal(size=2) * 4 if misled else np.zeros(2)
     masks = []
     for view in range(views + 1):
         off = rng.normal(size=2) * scatter * radius * 0.6 + (shared if view else 0)
-        masks.append(rings(size, center + off, radius * float(np.exp(rng.normal() * scatter * 0.6))))
+        small = 0.6 if helpful and not view else 1.0
+        masks.append(rings(size, center + off, small * radius * float(np.exp(rng.normal() * scatter * 0.6))))
     found = candidates_of(masks)
     masks.append(found.mask(found.majority, masks[0]))
     return masks, label

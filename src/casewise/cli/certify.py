@@ -81,7 +81,7 @@ def certify(
     from casewise.judge.certificates import certify as certification
 
     if sample_size:
-        _sample_size(alpha[0], delta, cases, as_json=as_json)
+        _sample_size(min(alpha), delta, cases, len(policy), as_json=as_json)
         return
     if archive is None:
         raise BadInput("name the labelled calibration archive: casewise certify ARCHIVE (or use --sample-size)")
@@ -156,17 +156,20 @@ def _summary(certificate: Certificate) -> str:
     return "\n".join([*said, *(f"! {warning}" for warning in c.warnings)])
 
 
-def _sample_size(alpha: float, delta: float, cases: int | None, *, as_json: bool) -> None:
+def _sample_size(alpha: float, delta: float, cases: int | None, designs: int, *, as_json: bool) -> None:
     """Print the number of labelled cases that a certificate needs, and the risks that the available ones can
     certify."""
     from casewise.judge.certificates import risk_control as planning
 
-    found = planning.plan(alpha, delta, cases)
+    found = planning.plan(alpha, delta, cases, designs)
+    together = f"  {found.together_cases or 0:4d} the same, to choose among your {designs} policies (--policy A --policy B)"
     words = [
         f"To promise a risk of at most {alpha:g} you need at least this many labelled patients (not scans or frames):",
         f"  {found.crc_cases:4d} for the mean risk (--method crc), if none is harmed",
-        f"  {found.ltt_cases:4d} with probability {1 - delta:g} (--method ltt, loss harmed, one case each), if none is",
+        f"  {found.ltt_cases:4d} with probability {1 - delta:g} (--method ltt, loss harmed, one case each or --set "
+        "within=max), if none is",
         f"  {found.betting_cases:4d} the same for other losses, or with several cases each",
+        *([together] if found.together_cases else []),
         f"  {found.default_cases:4d} with probability {1 - delta:g}, if the labels also choose the design "
         "(--policy default: one half fits, the other tests)",
         *(["\n" + _reach(found)] if found.cases is not None else []),

@@ -366,9 +366,7 @@ def fitted_choice(
         "signals": _signal_report(known),
         "retained": _retained(compared, name),
         "concerns": _concerns(compared, name, changed),
-        "out_of_fold": [
-            {**asdict(one), "case": one.case_id, "patient": one.cluster} for one in compared.deployed[name]
-        ],
+        "out_of_fold": out_of_fold(compared.deployed[name]),
     }
     if flag_below is not None:
         deployed = [(one.signals, one.metric, one.cluster) for one in compared.deployed[name]]
@@ -380,6 +378,11 @@ def fitted_choice(
         except TooFewCases as error:
             found["concerns"].append(f"no case is flagged: {error}")
     return controller.name, options, found
+
+
+def out_of_fold(deployed: Sequence[Deployed]) -> list[dict[str, Any]]:
+    """Return the masks that a design deploys for cases that it was not fitted on, as rows."""
+    return [{**asdict(one), "case": one.case_id, "patient": one.cluster} for one in deployed]
 
 
 def named_rungs(archive: Archive, setting: Setting, names: Sequence[str]) -> dict[str, str]:

@@ -7,6 +7,7 @@ certificate.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
@@ -223,7 +224,7 @@ def certified_policy(policy: Policy, cut: float | None) -> Policy:
     """Return the policy with cut_high = min(own, certified), for each group too; M0 where nothing was certified."""
     name = f"{policy.name}-certified"
     if cut is None:
-        return replace(policy, name=name, controller="m0", options={}, groups={}, cleanup="")
+        return replace(policy, name=name, controller="m0", options={}, groups={}, cleanup="", flag={})
     groups = {group: _tightened(more, cut) for group, more in policy.groups.items()}
     return replace(policy, name=name, options=_tightened(policy.options, cut), groups=groups)
 
@@ -269,31 +270,25 @@ def promise(
     )
 
 
-def refusal(alpha: float, units: int, floor: float, needed: int, unit: str, *, halved: bool = False) -> str:
+def refusal(alpha: float, units: int, floor: float, needed: int, unit: str, in_all: int = 0) -> str:
     """Return why nothing is certified: there are too few units, or their harm is too large.
 
-    ``halved``: as many other units fitted the policies, so twice as many are needed in all.
+    ``in_all``: number of units that are needed together with those that fitted the policies.
     """
-    in_all = f" to test, and as many to fit: {2 * needed} in all" if halved else ""
+    enough = f"{units} labelled {unit} are enough for alpha >= {math.ceil(1000 * floor - 1e-9) / 1000:.3f}"
     if units >= needed:
         return (
-            f"Nothing is certified: {units} labelled {unit} are enough for alpha >= {floor:.3f}, but they show too "
-            f"much harm for alpha = {alpha:g}. Every case is rolled back to M0. Choose a gentler adaptation, a larger "
-            f"alpha, or label more than {units}."
+            f"Nothing is certified: {enough}, but they show too much harm for alpha = {alpha:g}. Every case is rolled "
+            f"back to M0. Choose a gentler adaptation, a larger alpha, or label more than {units}."
         )
     return (
-        f"Nothing is certified: {units} labelled {unit} are enough for alpha >= {floor:.3f}, and {alpha:g} was asked "
-        f"for, which needs at least {needed}{in_all}. Every case is rolled back to M0."
+        f"Nothing is certified: {enough}, and {alpha:g} was asked for, which needs at least {f'{in_all}, half of them to fit the designs' if in_all else needed}. Every case "
+        "is rolled back to M0."
     )
 
 
-def tightening(own: float, cut: float, kept: float) -> str:
+def tightening(own: float, cut: float) -> str:
     """Say how certification changed the rollback cut of a router."""
-    if kept == 0:
-        return (
-            "Certified, but no calibration case keeps its new mask, because the observed harm is too large. In "
-            "effect M0 is deployed; label more cases or choose a weaker adaptation."
-        )
     if cut < own:
         return f"The rollback cut was tightened from {own:.4g} to {cut:.4g}."
     return f"The calibrated rollback cut {own:.4g} is certified as it is."

@@ -101,11 +101,16 @@ def certify(
             within=within, evaluation=judged, force=force,
         )  # fmt: skip
         return Certified(*found)
+    if method == "envelope" or population != "all":
+        given = "--method envelope" if method == "envelope" else "--set population"
+        raise BadInput(f"{given} works only with policy region-gate, got {chosen.name!r}; leave it out")
     each = levels if len(levels) == len(losses) else levels * len(losses)
     asked = Promise(losses, each, delta if method == "ltt" else None, within, low_mid, margin)
     if among_kept is not None:
         return Certified(*certify_kept(calibration, chosen, asked, as_archive(among_kept, read), force=force))
-    if named == ["default"] and chosen.binding is None and has_consensus(calibration, consensus):
+    if named == ["default"] and chosen.binding is None:
+        if not has_consensus(calibration, consensus):
+            raise BadInput(f"no candidate is a consensus in {calibration.path}; run casewise calibrate first")
         return Certified(*certify_default(calibration, asked, force=force, consensus=consensus))
     if len(designs) > 1:
         return Certified(*certify_designs(calibration, designs, asked, force=force))

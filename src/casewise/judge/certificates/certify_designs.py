@@ -22,6 +22,7 @@ from casewise.judge.calibration.designs import DESIGNS
 from casewise.judge.certificates.certificate import Certificate, policy_digest
 from casewise.judge.certificates.certify_router import Promise, issue, limits, loss_table, note_attempt, tested_cuts
 from casewise.judge.certificates.evidence import Evidence, check_router, cluster_of, router_evidence
+from casewise.judge.certificates.risk_control import TOGETHER, patients_needed
 from casewise.judge.ledger import compared_as
 from casewise.judge.policy import check_go, no_go
 
@@ -77,8 +78,10 @@ def certify_designs(
     best, cut, p = (designs[0], None, None) if found is None else found
     taken = names[designs.index(best)]
     where = limits(asked, len(set(best.evidence.clusters)), "betting", asked.delta / len(designs))
+    smallest = min(asked.alphas)  # a half that makes fewer designs a NO-GO tests more of them
+    in_all = patients_needed(smallest, delta=asked.delta, binary=False, designs=TOGETHER, halved=True) if halved else 0
     certificate, certified = issue(
-        archive, best.policy, asked, best.evidence, cut, p, where, (), said, designs=len(designs), halved=halved
+        archive, best.policy, asked, best.evidence, cut, p, where, (), said, designs=len(designs), in_all=in_all
     )
     advice = certificate.advice + ("" if found is None else f" Of {', '.join(names)} it is {taken!r}.")
     details = {"family_wise": "chains", "designs": names, "p_value": "betting"}

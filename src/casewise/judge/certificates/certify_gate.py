@@ -158,8 +158,6 @@ def certify_gate(
     if not metadata_of(controller_kind(policy)).gates:
         raise BadInput(f"a gate certificate needs the policy 'region-gate', got {policy.name!r} ({policy.controller})")
     check_binding(policy, archive.binding)
-    question = {"method": loss, "alphas": [alpha], "population": population, "within": within}
-    said = note_attempt(archive, policy, question, force=force)
     if evaluation is not None:
         evaluation = unlock(evaluation, purpose="certify", policy=fitted_on(policy, archive.entries.values()))
     keep_small = bool(policy.options.get("keep_small", False))
@@ -172,7 +170,11 @@ def certify_gate(
     ids, tables = tables_of(archive)
     _, ungated = tables_of(archive, at=np.array([-np.inf]))
     table = tables[loss]
+    question = {"method": loss, "alphas": [alpha], "population": population, "within": within}
+    said = note_attempt(archive, policy, question, force=force)
     chosen, bounds = risk_control.conformal_setting(table, alpha), risk_control.conformal_bounds(table)
+    if chosen is not None and not table.kept[chosen]:
+        chosen = None  # a promise about M0 alone
     cut = None if chosen is None else float(table.settings[chosen])
     options = {**policy.options, "threshold": cut, "min_area": int(archive.configuration.get("min_area", 16))}
     certified = replace(

@@ -55,6 +55,9 @@ class Promise:
             raise BadInput("CRC certifies one risk at a time; several at once need method 'ltt' and --delta")
         if self.low_mid not in ("envelope", "fixed"):
             raise BadInput(f"low_mid must be 'envelope' or 'fixed', got {self.low_mid!r}")
+        if self.delta is not None:
+            labelled.check_level("delta", self.delta)
+        labelled.check_within(self.within)
         if not 0 <= self.margin < 1:
             raise BadInput(f"a margin must be a loss of the metric between 0 and 1, such as 0.01, got {self.margin}")
         if self.margin and "harmed" not in self.losses:
@@ -81,9 +84,9 @@ def certify_router(
     evidence = labelled.router_evidence(
         archive, policy, overlap=asked.low_mid == "envelope", margin=asked.margin, together=together
     )
-    said = note_attempt(archive, policy, {"method": "crc or ltt", **asdict(asked)}, force=force, together=together)
     if evaluation is not None:
         evaluation = unlock(evaluation, purpose="certify", policy=fitted_on(policy, archive.entries.values()))
+    said = note_attempt(archive, policy, {"method": "crc or ltt", **asdict(asked)}, force=force, together=together)
     tables = tuple(loss_table(evidence, asked, name) for name in asked.losses)
     kind = chosen_p_value(asked, evidence)
     if asked.delta is None:
@@ -121,11 +124,11 @@ def note_attempt(
 def issue(
     archive: Archive, policy: Policy, asked: Promise, evidence: Evidence, cut: float | None, bound: float | None,
     reach: tuple[float, int], points: tuple[dict[str, float], ...], said: Mapping[str, Any], designs: int = 1,
-    halved: bool = False,
+    in_all: int = 0,
 ) -> tuple[Certificate, Policy]:  # fmt: skip
     """Return the certificate of a search that found ``cut`` (or None) among ``designs``, and the certified policy.
 
-    ``halved``: as many other patients fitted the policies.
+    ``in_all``: number of patients that are needed together with those that fitted the policies.
     """
     certified = fitted_on(wording.certified_policy(policy, cut), archive.entries.values())
     if "quota" in certified.preflight:  # another cut changes how many cases each bucket gets
@@ -134,6 +137,8 @@ def issue(
     units = len(set(evidence.clusters))
     unit = wording.unit_of(len(evidence.ids), units)
     after = labelled.deployed_numbers(archive, certified, margin=asked.margin)
+    if cut is not None and not after["kept"]:  # a promise about M0 alone
+        return issue(archive, policy, asked, evidence, None, None, reach, points, said, designs, in_all)
     before = labelled.deployed_numbers(archive, policy, margin=asked.margin)
     own = float(policy.options.get("cut_high", float("inf")))
     flags = "" if cut is None else _flag_sentence(archive, policy, (asked.delta or 0.1) / designs, designs)
@@ -147,10 +152,11 @@ def issue(
         archive, policy, certified, evidence.ids, units,
         kind=KINDS[asked.label] if asked.delta is None else ("T6" if len(asked.losses) == 1 else "T8"),
         statement=promised + flags, loss=asked.label, method="crc" if asked.delta is None else "ltt",
-        alpha=asked.alphas[0], delta=asked.delta, floor=reach[0], needed=reach[1] * (2 if halved else 1),
+        alpha=asked.alphas[0], delta=asked.delta, floor=reach[0], needed=in_all or reach[1],
         cut=cut, bound=bound, kept=after["kept"], deployed={"before": before, "certified": after},
-        advice=wording.refusal(min(asked.alphas), units, *reach, unit, halved=halved)
-        if cut is None else wording.tightening(own, cut, after["kept"]),
+        advice=wording.tightening(own, cut) if cut is not None
+        else wording.refusal(min(asked.alphas), units, *reach, unit, in_all) if before["kept"] or units < reach[1]
+        else f"Nothing is certified: policy {policy.name!r} keeps M0 for all of these cases by itself.",
         curve=points, **said,
     )  # fmt: skip
     return certificate, certified

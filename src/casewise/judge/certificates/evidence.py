@@ -71,14 +71,19 @@ def check_level(name: str, level: float) -> float:
     return float(level)
 
 
+def check_within(within: str) -> None:
+    """Refuse a way to join the losses of one patient that is not known."""
+    if within not in ("mean", "max"):
+        raise BadInput(f"losses of a cluster must be joined by 'mean' or 'max', got {within!r}")
+
+
 def cluster_rows(losses: Floats, clusters: Sequence[Hashable] | None, within: str = "mean") -> Floats:
     """One row per cluster: the mean (or the worst) of its cases, so that rows are exchangeable.
 
     Two volumes of one patient are not exchangeable with two volumes of two patients; patients are. A mean or a
     maximum of monotone losses in [0, 1] is again one, so the same certificate holds per patient with n = patients.
     """
-    if within not in ("mean", "max"):
-        raise BadInput(f"losses of a cluster must be joined by 'mean' or 'max', got {within!r}")
+    check_within(within)
     if clusters is None:
         return losses
     if len(clusters) != len(losses):

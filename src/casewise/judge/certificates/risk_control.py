@@ -252,7 +252,7 @@ def patients_needed(
         binary: True if a patient loses 0 or 1 by construction (one case each, or the worst case counts). Otherwise
             learn-then-test bets, which needs a little more.
         designs: Designs that are certified together; each gets its share of delta.
-        halved: True if one half of the patients fits the designs and the other half tests them.
+        halved: True if one half of the patients fits the designs and the other, not smaller, half tests them.
 
     Returns:
         The number of patients, if none of them shows any loss.
@@ -260,14 +260,14 @@ def patients_needed(
     Example:
         >>> patients_needed(0.1), patients_needed(0.2, delta=0.1)
         (9, 11)
-        >>> patients_needed(0.2, delta=0.1, binary=False, designs=6, halved=True)  # the choice of a design included
-        38
+        >>> patients_needed(0.2, delta=0.1, binary=False, designs=6, halved=True)  # 18 fit six designs, 19 test them
+        37
     """
     if delta is None:
         needed = conformal_cases(alpha)
     else:
         needed = (ltt_cases if binary else betting_cases)(alpha, delta / designs)
-    return 2 * needed if halved else needed
+    return 2 * needed - 1 if halved else needed
 
 
 TOGETHER = 6
@@ -285,6 +285,7 @@ class SampleSize:
     ltt_cases: int  # cases that learn-then-test needs for the loss "harmed", one case per patient and no observed loss
     betting_cases: int  # the same for other losses, or with several cases per patient
     default_cases: int  # the same with a choice among designs: half of the cases fit the designs, half test them
+    together_cases: int | None = None  # the same with a choice among several fitted policies
     cases: int | None = None
     crc_alpha: float | None = None  # smallest alpha that CRC can promise with ``cases``
     ltt_alpha: float | None = None  # smallest alpha that LTT can promise with ``cases`` and no loss observed
@@ -292,11 +293,15 @@ class SampleSize:
     ltt_budget: int | None = None  # harmed cases among ``cases`` that still certify alpha; None if infeasible
 
 
-def plan(alpha: float, delta: float = 0.1, cases: int | None = None) -> SampleSize:
-    """Sample sizes for CRC (in expectation) and LTT (with probability 1 - delta), and the reach of ``cases``."""
+def plan(alpha: float, delta: float = 0.1, cases: int | None = None, designs: int = 1) -> SampleSize:
+    """Sample sizes for CRC (in expectation) and LTT (with probability 1 - delta), and the reach of ``cases``.
+
+    ``designs``: number of fitted policies to choose among.
+    """
+    several = patients_needed(alpha, delta=delta, binary=False, designs=designs) if designs > 1 else None
     together = patients_needed(alpha, delta=delta, binary=False, designs=TOGETHER, halved=True)
     harmed, others = (patients_needed(alpha, delta=delta, binary=binary) for binary in (True, False))
-    needed = SampleSize(alpha, delta, patients_needed(alpha), harmed, others, together)
+    needed = SampleSize(alpha, delta, patients_needed(alpha), harmed, others, together, several)
     if cases is None:
         return needed
     return replace(

@@ -32,7 +32,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from casewise.archive.store import Archive
-from casewise.core.errors import BadInput, TooFewCases
+from casewise.core.errors import BadInput, Refused, TooFewCases
 from casewise.core.records import Policy
 from casewise.core.text import UNIT
 from casewise.judge.certificates.certificate import Certificate
@@ -42,12 +42,13 @@ from casewise.judge.certificates.evidence import (
     check_level,
     check_losses,
     check_router,
+    cluster_of,
     cluster_rows,
     router_evidence,
 )
 from casewise.judge.certificates.risk_control import conformal_floor, patients_needed
 from casewise.judge.decide import replay_case
-from casewise.judge.policy import among_candidates, check_go, check_held_out, controller_of, judge_of
+from casewise.judge.policy import among_candidates, check_go, check_held_out, controller_of, fitted_on, judge_of
 
 
 def selected(
@@ -111,29 +112,32 @@ def certify_kept(
     check_router(policy)
     if policy.groups:
         raise BadInput("--among-kept needs a router with one pair of cut-points; use mode union")
-    check_held_out(policy, deployed.entries.values())
+    for labels in (policy, fitted_on(policy, archive.entries.values())):
+        check_held_out(labels, deployed.entries.values())
     check_go(policy, force=force)
+    cases = list(deployed.ids)
+    found = kept_scores(deployed, policy, cases)
+    if any(value is None for value in found) or not found:
+        raise TooFewCases(f"{deployed.path} has no case with a coordinate; record the batch first")
+    # A patient is kept where all of its cases are, so its score is the largest one of its cases.
+    stream = cluster_rows(np.array(found, dtype=float), [cluster_of(deployed, case) for case in cases], "max")
+    own = float(policy.options["cut_high"])
+    most = float((stream < own).mean())  # share that can be kept at all
+    if not most:
+        raise Refused(f"policy {policy.name!r} keeps no new mask of {deployed.path}, so there is nothing to certify")
     evidence = router_evidence(archive, policy, margin=asked.margin)
     question = {"method": "among the kept", "batch": deployed.digest, **asdict(asked)}
     said = note_attempt(archive, policy, question, force=force)
-    cases = list(deployed.ids)
-    found = kept_scores(deployed, policy, cases)
     values = evidence.values
     if among_candidates(policy):  # cases that it leaves at M0 by itself do not count as kept
         values = np.array(kept_scores(archive, policy, evidence.ids), dtype=float)
-    if any(value is None for value in found) or not found:
-        raise TooFewCases(f"{deployed.path} has no case with a coordinate; record the batch first")
-    clusters = [deployed.entry(case).cluster or case for case in cases]
-    # A patient is kept where all of its cases are, so its score is the largest one of its cases.
-    stream = cluster_rows(np.array(found, dtype=float), clusters, "max")
     scores = cluster_rows(values, evidence.clusters, "max")
     losses = cluster_rows(evidence.loss(asked.losses[0]), evidence.clusters, asked.within)
-    own = float(policy.options["cut_high"])
     binary = chosen_p_value(asked, evidence) == "binomial"
     last = selected(scores, losses, stream, asked.alphas[0], below=own, binary=binary)
     cut = None if last is None else float(np.nextafter(last, np.inf))
     units, m = len(scores), len(stream)
-    reach = (conformal_floor(units), patients_needed(asked.alphas[0]))
+    reach = (conformal_floor(units) / most, patients_needed(asked.alphas[0] * most))
     certificate, certified = issue(archive, policy, asked, evidence, cut, None, reach, (), said)
     kept = 0 if last is None else int((stream <= last).sum())
     several = m < len(cases) or units < len(evidence.ids)
