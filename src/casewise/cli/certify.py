@@ -162,7 +162,9 @@ def _sample_size(alpha: float, delta: float, cases: int | None, designs: int, *,
     from casewise.judge.certificates import risk_control as planning
 
     found = planning.plan(alpha, delta, cases, designs)
-    together = f"  {found.together_cases or 0:4d} the same, to choose among your {designs} policies (--policy A --policy B)"
+    together = (
+        f"  {found.together_cases or 0:4d} the same, to choose among your {designs} policies (--policy A --policy B)"
+    )
     words = [
         f"To promise a risk of at most {alpha:g} you need at least this many labelled patients (not scans or frames):",
         f"  {found.crc_cases:4d} for the mean risk (--method crc), if none is harmed",
