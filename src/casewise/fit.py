@@ -427,7 +427,7 @@ class _Fit:
             why = certificate.advice.removeprefix("Nothing is certified: ").rstrip(".")
             self.notes.append(f"nothing is promised: {why}")
             compared = policy.preflight["comparison"]
-            why = f"{compared['chosen']} passes the tests and cannot be certified on the {UNIT[1]} set aside for --promise"
+            why = f"{compared['chosen']} passes the tests, but the {UNIT[1]} set aside for --promise cannot certify it"
             compared, kept = {**compared, "chosen": "m0", "why": why}, "this policy keeps M0 for every case"
             found = {"comparison": compared, "deploys": kept, "out_of_fold": out_of_fold(source)}
             return None, replace(certified, name=policy.name, preflight={**policy.preflight, **found})

@@ -39,8 +39,8 @@ def views_archive(
     """M0, ``views`` views and their majority ("vote") for each case; two rings are the classes.
 
     Cases differ in how far the views scatter. ``misled`` views share one mistake that M0 does not make, so that their
-    agreement says nothing and their consensus hurts. ``helpful``: M0 is too small and no view hurts. ``empty``: M0 and all views find nothing. ``looks``: what the
-    images look like was recorded, and all of them look alike.
+    agreement says nothing and their consensus hurts. ``helpful``: M0 is too small and no view hurts. ``empty``: M0 and
+    all views find nothing. ``looks``: what the images look like was recorded, and all of them look alike.
     """
     configuration = {"metric": metric, "min_area": 4, "foreground": True, "objective": "views"}
     archive = create_archive(path, binding=VIEWS, steps=views + 1, configuration=configuration, ladder=ladder)

@@ -281,9 +281,10 @@ def refusal(alpha: float, units: int, floor: float, needed: int, unit: str, in_a
             f"Nothing is certified: {enough}, but they show too much harm for alpha = {alpha:g}. Every case is rolled "
             f"back to M0. Choose a gentler adaptation, a larger alpha, or label more than {units}."
         )
+    least = f"{in_all}, half of them to fit the designs" if in_all else needed
     return (
-        f"Nothing is certified: {enough}, and {alpha:g} was asked for, which needs at least {f'{in_all}, half of them to fit the designs' if in_all else needed}. Every case "
-        "is rolled back to M0."
+        f"Nothing is certified: {enough}, and {alpha:g} was asked for, which needs at least {least}. Every case is "
+        "rolled back to M0."
     )
 
 
