@@ -21,7 +21,7 @@ from casewise.core.errors import BadInput
 from casewise.core.processes import needs_script
 from casewise.core.records import CALIBRATION, EVALUATION, Policy
 from casewise.core.text import UNIT, pluralize
-from casewise.data.splits import Member
+from casewise.data.splits import Member, cluster_of
 from casewise.fit import Labelled, OnProgress, labelled_cases
 from casewise.judge.certificates.certify_router import Promise
 from casewise.judge.outcomes import LITTLE
@@ -293,7 +293,7 @@ def _sides(
         split = split_cohort(Path(cases), None if calibration is None else Path(calibration), share=share)
         files = {side: split.files(side, folder / "data") for side in (CALIBRATION, EVALUATION)}
         sides = {
-            side: [Labelled(one.id, one.cluster or one.id, one, one.label) for one in found if one.label is not None]
+            side: [Labelled(one.id, cluster_of(one), one, one.label) for one in found if one.label is not None]
             for side, found in files.items()
         }
         facts = {"dataset": split.evaluation.name, "notice": split.evaluation.notice}

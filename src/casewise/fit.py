@@ -31,6 +31,7 @@ from casewise.core.records import CALIBRATION, Case, Mask, Policy, check_shares
 from casewise.core.text import UNIT, pluralize
 from casewise.data.folders import CaseFiles
 from casewise.data.nifti import check_same_place
+from casewise.data.splits import cluster_of, count_patients
 from casewise.deployment import SUMMARY, Deployment
 from casewise.deployment.saved import MEASURES, TUNED, predict_command, with_tuned_at
 from casewise.judge.calibration.calibrate import calibrate
@@ -41,7 +42,7 @@ from casewise.judge.certificates.certificate import Certificate
 from casewise.judge.certificates.evidence import LOSSES
 from casewise.judge.certificates.split import PromiseSplit, certify_held_out, split_for_promise
 from casewise.judge.controllers.metadata import metadata_of
-from casewise.judge.outcomes import outcomes
+from casewise.judge.outcomes import outcomes, patients_of
 from casewise.judge.policy import controller_kind
 from casewise.learn.folds import CrossFit, cores, cross_fit, deal, read_case
 from casewise.learn.tuning import Tuning
@@ -442,7 +443,7 @@ class _Fit:
         return {
             "model": self.backbone.name,
             "cases": len(archive.ids),
-            "patients": len({one.cluster or one.id for one in entries}),
+            "patients": count_patients(entries),
             "ladders": list(archive.ladders),
             "metric": self.chosen.metric,
             "policy": policy.name,
@@ -478,7 +479,7 @@ def _gains(archive: Archive) -> dict[str, float]:
     view = archive.ladder(TUNED_LADDER)
     rungs = next(iter(view.entries.values())).rungs
     rows = outcomes(view)
-    rows = rows[rows["shrink"] == 0].assign(patient=rows["cluster"].fillna(rows["case"]))
+    rows = rows[rows["shrink"] == 0].assign(patient=patients_of)
     means = rows.groupby(["step", "patient"])["metric"].mean().groupby("step").mean()
     return {rung: round(float(means[step] - means[0]), 4) for step, rung in enumerate(rungs, start=1)}
 
@@ -535,9 +536,7 @@ def labelled_cases(
         if any(one.split == CALIBRATION for one in files):
             files = tuple(one for one in files if one.split == CALIBRATION)
             notes.append(f"the table marks {pluralize(len(files), 'case')} as calibration; only these are used")
-        found = [
-            Labelled(one.id, one.cluster or one.id, one.checked(), one.label) for one in files if one.label is not None
-        ]
+        found = [Labelled(one.id, cluster_of(one), one.checked(), one.label) for one in files if one.label is not None]
         if lost := [one.id for one in files if one.label is None]:
             named = f"{', '.join(lost[:3])}{', ...' if len(lost) > 3 else ''}"
             notes.append(f"{pluralize(len(lost), 'image')} left out, because no label has the same name: {named}")
@@ -598,7 +597,7 @@ def _given(backbone: Backbone, images: Sequence[Any], labels: Any) -> Iterator[L
                 f"the label of image {number} holds {', '.join(map(str, foreign[:3]))}, no class of the model; "
                 "map it to a class, or name the value to ignore: Module(network, ..., ignore=255)"
             )
-        yield Labelled(case.id, case.cluster or case.id, case, mask)
+        yield Labelled(case.id, cluster_of(case), case, mask)
 
 
 def _with_patients(

@@ -11,17 +11,22 @@ from typer.testing import CliRunner
 from worlds.candidates import views_archive
 from worlds.cohorts import synthetic_archive
 
-from casewise.archive.store import Archive
+from casewise.archive.store import Archive, open_archive
 from casewise.cli import app
+from casewise.core.durable import write_json
 from casewise.core.errors import BadInput, CasewiseError, Overlap
 from casewise.core.records import Policy
+from casewise.data.splits import count_patients
 from casewise.judge.calibration.calibrate import calibrate
 from casewise.judge.certificates.certificate import CERTIFIED_POLICY
 from casewise.judge.certificates.certify import Certified, certify
 from casewise.judge.certificates.evidence import LossTable
 from casewise.judge.certificates.risk_control import conformal_setting, p_values, patients_needed, plan
 from casewise.judge.ledger import CERTIFICATION, LEDGER
+from casewise.judge.monitors.watch import calibration_numbers
+from casewise.judge.outcomes import outcomes
 from casewise.judge.policy import write_policy
+from casewise.study.statistics.resample import cluster_numbers
 
 ALPHAS = (0.01, 0.02, 0.05, 0.07, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.7, 0.9)
 
@@ -161,3 +166,21 @@ def test_a_certificate_that_would_keep_nothing_is_none_and_an_earlier_policy_goe
     assert code == 1
     assert "are enough for alpha >= 0.033, but they show too much harm for alpha = 0.05" in said
     assert not (archive.path / CERTIFIED_POLICY).exists()
+
+
+def test_calibrate_certify_study_and_monitor_count_the_same_patients(tmp_path: Path) -> None:
+    """Some patients are not named, and one case without a patient is called like the patient of two others."""
+    made = views_archive(tmp_path / "a", cases=12, per_cluster=2, helpful=True)
+    named = {case: entry.cluster for case, entry in made.entries.items()}
+    named |= {"case-0002": None, "case-0003": None, "case-0004": "case-0003", "case-0005": "case-0003"}
+    for case, cluster in named.items():
+        file = made.path / "cases" / case / "entry.json"
+        write_json(file, {**made.entry(case).as_dict(), "cluster": cluster}, indent=None)
+    archive = open_archive(made.path).seal()
+    policy = calibrate(archive, "consensus")
+    patients = count_patients(archive.entries.values())
+    assert patients == 6
+    found, _ = certify(archive, policy, loss="harmed", alpha=0.5, force=True)
+    table = outcomes(archive)
+    counts = (policy.preflight["clusters"], found.units, len(calibration_numbers(archive, policy)["agreement"]))
+    assert (*counts, len(set(cluster_numbers(table)))) == (patients,) * 4

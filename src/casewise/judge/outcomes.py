@@ -43,6 +43,12 @@ Measured = Callable[[Archive, dict[str, Any]], Iterable[Rows]]
 """Gives the rows of every case of an archive, in the order of its ids."""
 
 
+def patients_of(rows: pd.DataFrame) -> list[str]:
+    """Return the patient of each row, as :func:`cluster_of` does for a case: a case without one is its own."""
+    named = rows["cluster"] if "cluster" in rows.columns else [None] * len(rows)
+    return [str(case if pd.isna(name) or name == "" else name) for case, name in zip(rows["case"], named, strict=True)]
+
+
 def outcomes(archive: Archive, *, measured: Measured | None = None) -> pd.DataFrame:
     """One row for each (case, step, shrink); NaN metrics where a case has no label.
 

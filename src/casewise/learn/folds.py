@@ -31,6 +31,7 @@ from casewise.core.records import Case, Mask
 from casewise.core.seeds import seed_of
 from casewise.core.text import pluralize
 from casewise.data.folders import CaseFiles
+from casewise.data.splits import cluster_of
 from casewise.learn.tuning import Tuning, tune
 
 FEWEST, MANY = 4, 10  # patients: fewer than the first are refused, from the second on there are five folds
@@ -126,7 +127,7 @@ def cross_fit(
         counts = f"{len(cases)} cases, {len(labels)} labels and {len(patients)} patients"
         raise BadInput(f"every case needs a label and a patient, got {counts}")
     for case, patient in zip(cases, patients, strict=True):
-        if (known := case.cluster or case.id) != patient:
+        if (known := cluster_of(case)) != patient:
             raise BadInput(
                 f"case {case.id} is of patient {known}, got {patient}; give the cluster of a case, or its id "
                 f"where it has none, because the folds are found by it"

@@ -20,6 +20,7 @@ from casewise.adapt.snapshot import restored, seed_generators
 from casewise.adapt.tuned_weights import TunedWeights
 from casewise.core.errors import BadInput
 from casewise.core.records import Case, Mask
+from casewise.data.splits import cluster_of
 
 if TYPE_CHECKING:
     from casewise.learn.loop import Task
@@ -138,7 +139,7 @@ def tune(
         "seconds": round(time.perf_counter() - began, 2), "cpu_seconds": round(time.process_time() - cpu, 2),
         "losses": [round(loss, 5) for loss in losses], "notes": notes,
     }  # fmt: skip
-    patients = tuple(sorted({case.cluster or case.id for case in cases}))
+    patients = tuple(sorted({cluster_of(case) for case in cases}))
     return TunedWeights(values, backbone.fingerprint, patients, (), asdict(tuning), facts)
 
 

@@ -8,6 +8,8 @@ import pytest
 from scipy import stats
 
 from casewise.core.errors import BadInput
+from casewise.data.splits import Member, clusters_of, count_patients
+from casewise.judge.outcomes import patients_of
 from casewise.study.statistics.resample import (
     cluster_numbers,
     draws,
@@ -32,9 +34,15 @@ def test_counts_say_how_often_a_unit_was_drawn():
     assert found.counts[0].tolist() == np.bincount(found.index[0], minlength=5).tolist()
 
 
-def test_cases_without_a_cluster_are_their_own_and_never_collide_with_a_cluster_name():
-    frame = pd.DataFrame({"case": ["a", "b", "c", "d"], "cluster": ["p1", "p1", None, "c"]})
-    assert cluster_numbers(frame).tolist() == [0, 0, 1, 2]
+def test_patients_are_counted_in_tables_as_everywhere_else():
+    """A case without a patient is its own; one that is called like a patient is a case of that patient."""
+    clusters = ["p1", "p1", None, "c", ""]
+    frame = pd.DataFrame({"case": list("abcde"), "cluster": clusters})
+    assert cluster_numbers(frame).tolist() == [0, 0, 1, 1, 2]
+    members = [Member(case, cluster=cluster) for case, cluster in zip("abcde", clusters, strict=True)]
+    assert patients_of(frame) == list(clusters_of(members).values())
+    assert count_patients(members) == 3
+    assert cluster_numbers(frame[["case"]]).tolist() == [0, 1, 2, 3, 4]
 
 
 def test_clusters_of_one_case_give_the_very_same_interval_as_cases():

@@ -27,7 +27,7 @@ from casewise.judge.controllers.metadata import metadata_of
 from casewise.judge.controllers.router import bucket_of
 from casewise.judge.decide import replay_case
 from casewise.judge.monitors.quota import BUCKETS, quota_of
-from casewise.judge.outcomes import LITTLE, deployed, judged_sentence, judged_share
+from casewise.judge.outcomes import LITTLE, deployed, judged_sentence, judged_share, patients_of
 
 SWAPPED = 0.1
 """From this share of swaps between foreground classes on, calibrate says that HA does not see them."""
@@ -53,7 +53,7 @@ def preflight(
     decisions = [replay_case(archive, controller, case_id) for case_id in archive.ids]
     known = frame.loc[frame["ha"].notna()]
     labelled = int(known["case"].nunique())
-    patients = int(known["cluster"].where(known["cluster"].notna(), known["case"]).nunique())
+    patients = len(set(patients_of(known)))
     found = {
         "cases": len(archive.ids),
         "labelled": labelled,
@@ -91,7 +91,7 @@ def retained(
         "unchanged": len(change) - helped - hurt,
         "mean_change": float(change.mean()) if len(change) else None,
         "go": bool(helped > hurt) if len(change) else None,
-        "hurt_p": hurt_p(change, rows.loc[change.index, "cluster"].fillna(rows["case"]).tolist()),
+        "hurt_p": hurt_p(change, patients_of(rows.loc[change.index])),
     }
 
 

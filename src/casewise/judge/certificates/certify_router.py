@@ -13,6 +13,7 @@ from casewise.core.errors import BadInput
 from casewise.core.records import Policy
 from casewise.core.seeds import RESAMPLING_SEED
 from casewise.core.text import UNIT, pluralize
+from casewise.data.splits import cluster_of
 from casewise.judge.certificates import certificate as wording
 from casewise.judge.certificates import evidence as labelled
 from casewise.judge.certificates import risk_control
@@ -167,7 +168,7 @@ def _flag_sentence(archive: Archive, policy: Policy, delta: float, designs: int)
     if not policy.flag or policy.groups:
         return ""
     known = set(policy.calibration_clusters or policy.calibration_cases)
-    if any((entry.cluster or entry.id) in known for entry in archive.entries.values()):
+    if known.intersection(map(cluster_of, archive.entries.values())):
         return f" The share of flagged cases is not promised, because the flag was fitted on these {UNIT[1]}."
     share, most = flagged_share(archive, policy, delta=delta)
     return (
@@ -185,7 +186,7 @@ def flagged_share(archive: Archive, policy: Policy, *, delta: float) -> tuple[fl
     for cut in (np.inf, -np.inf):
         judge = judge_of(replace(policy, options={**policy.options, "cut_high": cut}))
         flagged |= np.array([replay_case(archive, judge, case).flagged for case in archive.ids], bool)
-    rows = labelled.cluster_rows(flagged.astype(float)[:, None], [archive.entry(c).cluster or c for c in archive.ids])
+    rows = labelled.cluster_rows(flagged.astype(float)[:, None], [cluster_of(archive.entry(c)) for c in archive.ids])
     return float(flagged.mean()), risk_control.share_bound(rows, 1 - delta, binary=len(rows) == len(flagged))
 
 

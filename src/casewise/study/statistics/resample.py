@@ -23,7 +23,7 @@ from casewise.core.errors import BadInput
 from casewise.core.seeds import RESAMPLING_SEED
 from casewise.judge.calibration.adoption import mean_low
 from casewise.judge.certificates.risk_control import clopper_pearson_upper
-from casewise.judge.outcomes import POINT
+from casewise.judge.outcomes import POINT, patients_of
 
 RESAMPLES = 5000
 LEVEL = 0.05  # level of every test
@@ -130,13 +130,8 @@ def interval_fields(found: Interval) -> dict[str, Any]:
 
 
 def cluster_numbers(frame: pd.DataFrame) -> NDArray[np.int64]:
-    """Number of each row's cluster; a case without a cluster is its own, numbered in order of appearance."""
-    if "cluster" not in frame.columns:
-        names = frame["case"].astype(str)
-    else:
-        named = frame["cluster"].notna()
-        names = ("cluster " + frame["cluster"].astype(str)).where(named, "case " + frame["case"].astype(str))
-    return np.asarray(pd.factorize(names)[0], dtype=np.int64)
+    """Number of each row's patient (:func:`patients_of`), in order of appearance."""
+    return np.asarray(pd.factorize(np.asarray(patients_of(frame), object))[0], dtype=np.int64)
 
 
 def mean_interval(
