@@ -126,7 +126,9 @@ def test_patients_are_read_from_the_table_beside_the_images(home: Path, tmp_path
     table.write_text("case,patient\nelse,ann\n")  # a table about other cases: said, and not used
     result = CliRunner().invoke(app, [str(word) for word in (*words, "-o", tmp_path / "b")], catch_exceptions=False)
     assert result.exit_code == 0
-    assert f"{table} is not used: cases.csv has no row for " in result.stderr
+    lost = f"cases.csv has no row for {', '.join(ids)} (4 of 4 cases; its first row is about else)"
+    how = "add them if patients have several scans, or name another table with --groups"
+    assert f"{table} is not used: {lost}; {how}" in result.stderr
     assert "no patient is named, so every case counts as one" in result.stderr
 
 

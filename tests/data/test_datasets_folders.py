@@ -145,7 +145,7 @@ def test_a_cluster_pattern_that_cannot_work_says_why(folders: Path, pattern: str
 
 def test_a_case_that_the_table_lacks_is_named(folders: Path) -> None:
     (folders / "cases.csv").write_text("case,group\nA1_ED,A\n")
-    with pytest.raises(BadInput, match=r"no row for \['A1_ES', 'B1_ED', 'B1_ES'\]"):
+    with pytest.raises(BadInput, match=r"no row for A1_ES, B1_ED, B1_ES"):
         plain(folders)
     (folders / "cases.csv").write_text("case,group\nA1_ED,A\nA1_ED,B\n")
     with pytest.raises(BadInput, match=r"more than one row for \['A1_ED'\]"):
@@ -154,7 +154,7 @@ def test_a_case_that_the_table_lacks_is_named(folders: Path) -> None:
 
 def test_one_id_in_two_folders_becomes_two_with_the_names_of_the_folders(folders: Path, volume: Write) -> None:
     volume(folders / "vendorB" / "images" / "A1_ED.nii.gz", np.ones((6, 5, 4), np.int16))
-    with pytest.raises(BadInput, match=r"no row for \['vendorA_A1_ED'"):  # the table must use the same names
+    with pytest.raises(BadInput, match=r"no row for vendorA_A1_ED"):  # the table must use the same names
         plain(folders)
     (folders / "cases.csv").unlink()
     assert {"vendorA_A1_ED", "vendorB_A1_ED", "vendorB_B1_ED"} <= set(plain(folders).ids)

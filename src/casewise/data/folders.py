@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, TypeVar
 from casewise.core.errors import BadInput
 from casewise.core.formats import csv_cell, from_csv_cell, read_csv
 from casewise.core.records import check_case_id, made_case_id
-from casewise.core.text import pluralize
 from casewise.data.pictures import ENDINGS
 from casewise.data.splits import Cohort
 
@@ -75,10 +74,8 @@ def with_table(found: Sequence[Described], table: CaseTable) -> list[Described]:
     missing = [one.id for one in found if one.id not in table.rows]
     if missing:
         first = next(iter(table.rows))
-        raise BadInput(
-            f"{table.name} has no row for {missing[:5]} ({pluralize(len(missing), 'case')}; it has one for {first!r}); "
-            "add them"
-        )
+        lost, count = f"{', '.join(missing[:5])}{', ...' * (len(missing) > 5)}", f"{len(missing)} of {len(found)}"
+        raise BadInput(f"{table.name} has no row for {lost} ({count} cases; its first row is about {first}); add them")
     return [_described(one, table) for one in found]
 
 

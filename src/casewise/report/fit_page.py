@@ -115,7 +115,7 @@ def _curve(facts: Mapping[str, Any], metric: str) -> list[str]:
     if len(points) < 2:
         return []
     (few, less), (many, more) = points.items()
-    names = {"1": "tuned weights", "average": "their average with M0"}
+    names = {"1": "tuned weights", "average": "their average with the original model"}
     gains = "; ".join(f"{names.get(rung, rung)} {less[rung]:+.4f} and {more[rung]:+.4f}" for rung in more)
     return [f"Gain in {metric} after learning from {few} and from {many} {UNIT[1]}: {gains}."]
 

@@ -60,7 +60,10 @@ def _described_beside(cases: tuple[CaseFiles, ...], table: Path) -> tuple[tuple[
     try:
         described = with_groups(cases, table)
     except BadInput as error:
-        return cases, f"{table} is not used: {error}. Correct it, or name another table with --groups"
+        return (
+            cases,
+            f"{table} is not used: {error} if patients have several scans, or name another table with --groups",
+        )
     patients = count_patients(described)
     of = f"{pluralize(len(described), 'case')} of {pluralize(patients, *UNIT)}"
     return described, f"{table} says which {UNIT[0]} and which group a case belongs to ({of})"

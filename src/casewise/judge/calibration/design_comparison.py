@@ -226,7 +226,11 @@ def _why(rows: Sequence[DesignRow], chosen: str, allowed_hurt: float) -> str:
         bolder = [one for one in better if not one.fails]
         if bolder:
             most = max(bolder, key=lambda one: one.low)
-            safer = "the average with M0" if row.design.removesuffix(SUFFIX).endswith(CAREFUL) else row.design
+            safer = (
+                "the average with the original model"
+                if row.design.removesuffix(SUFFIX).endswith(CAREFUL)
+                else row.design
+            )
             passed += f". {most.design} passes too and gains more ({most.gain:+.4f}); {safer} is taken as the safer one"
         largest = "" if bolder else " and has the largest lower bound of gain of those that pass"
         return (
