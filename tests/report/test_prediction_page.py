@@ -50,6 +50,8 @@ def test_a_case_says_how_much_changed_and_hides_signals_behind_details() -> None
     assert "<dt>delta</dt><dd>0.25 (cut-points 0.1)</dd>" in details
     assert "mean; 1 candidate made" in details
     assert "1 case: 1 new mask" in page
+    tiny = replace(entry, regions=({"voxels": 9, "counts": True}, {"voxels": 2, "counts": False}))
+    assert "40.0% of the original segmentation, in 1 place and tiny ones" in prediction_page([tiny], FACTS)
 
 
 def entry(name: str, **more: Any) -> PredictedCase:

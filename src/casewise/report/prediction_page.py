@@ -101,6 +101,7 @@ def _changed(entry: PredictedCase) -> str:
     """Return how much the written mask differs from M0; an entry lists the largest regions only."""
     large = sum(bool(region.get("counts", True)) for region in entry.regions)
     places = f"{'at least ' if large >= REGIONS_LISTED else ''}{pluralize(large, 'place')}" if large else "tiny places"
+    places += " and tiny ones" * (0 < large < len(entry.regions))
     share = "" if entry.changed is None else f"{entry.changed:.1%} of the original segmentation, in "
     return f"{share}{places}" if entry.regions else "nothing"
 
