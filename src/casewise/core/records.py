@@ -290,8 +290,17 @@ class Observation:
         rungs = self.rungs.get(state.ladder, ())
         if not 0 < state.step <= len(rungs) or state.shrink:
             return f"candidate {state}" if state.step else "M0"
-        rung = rungs[state.step - 1]
-        return f"{state.ladder}: {rung}" if state.ladder else rung
+        return candidate_name(state.ladder, rungs[state.step - 1])
+
+
+def candidate_name(ladder: str, rung: str) -> str:
+    """Return the name of a candidate for people, such as "views-mri: mean".
+
+    >>> candidate_name("tuned", "1"), candidate_name("tuned", "average")
+    ('tuned: weights as tuned', 'tuned: average with the original')
+    """
+    words = {"1": "weights as tuned", "average": "average with the original"} if ladder.startswith("tuned") else {}
+    return f"{ladder}: {words.get(rung, rung)}" if ladder else rung
 
 
 @dataclass(frozen=True)

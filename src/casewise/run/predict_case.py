@@ -20,7 +20,7 @@ from casewise.adapt.backbones import Backbone, Reading
 from casewise.core.durable import file_sha256, replacing, write_durably
 from casewise.core.errors import CasewiseError, CasewiseWarning, Refused, in_one_line, without_folders
 from casewise.core.prediction_record import REGIONS_LISTED, ContractFinding, PredictedCase
-from casewise.core.records import FAILED, Case, Mask, Signals, State, Trajectory
+from casewise.core.records import FAILED, Case, Mask, Signals, State, Trajectory, candidate_name
 from casewise.data.folders import CaseFiles
 from casewise.data.nifti import place_like
 from casewise.judge.policy import no_go
@@ -230,5 +230,5 @@ def named_candidates(found: CaseResult) -> dict[State, tuple[str, Mask]]:
         rungs = one.rungs or tuple(f"step {step}" for step in range(1, one.steps + 1))
         for step, (rung, mask) in enumerate(zip(rungs, one.masks[1:], strict=True), start=1):
             state = State(step).on("" if one is found.trajectory else ladder)
-            named[state] = (f"{ladder}: {rung}" if several else rung, mask)
+            named[state] = (candidate_name(ladder if several else "", rung), mask)
     return named
