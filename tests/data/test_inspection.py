@@ -145,6 +145,15 @@ def test_a_folder_of_images_alone_names_the_folder_that_has_the_labels(folder: P
     assert hint not in " ".join(inspect_folder(folder).problems)
 
 
+def test_a_table_one_level_up_that_is_about_other_cases_is_not_used(folder: Path) -> None:
+    """A user keeps the labelled images, their cases.csv and the folder of new images side by side."""
+    assert inspect_folder(folder / "images").clusters == 2
+    (folder / "cases.csv").write_text("case,cluster\nother,p\n")
+    seen = inspect_folder(folder / "images")
+    assert (seen.cases, seen.clusters) == (2, None)
+    assert "every case will count as one" in " ".join(seen.problems)
+
+
 def test_only_a_sample_is_opened_but_every_header_is_read(folder: Path) -> None:
     seen = inspect_folder(folder, sample=1)
     assert seen.labels_read == 1

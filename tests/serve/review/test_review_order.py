@@ -111,8 +111,10 @@ def test_labels_above_255_keep_their_boundaries():
 def test_a_case_that_the_labels_do_not_cover_has_no_estimate(predictions):
     """The page of the prediction folder prints none either, and says why."""
     entry = json.loads(predictions.layout.entry("kept").read_text())
-    estimated = {**entry, "decision": {**entry["decision"], "quality": 0.8, "quality_low": 0.7}}
+    reason = {"reason": "mean for every case; flagged: its quality may be as low as 0.700"}
+    estimated = {**entry, "decision": {**entry["decision"], **reason, "quality": 0.8, "quality_low": 0.7}}
     for notes, low in (([], 0.7), ([f"{OUTSIDE}: its masks are unlike the others"], None)):
         predictions.entry("kept", **{**estimated, "notes": notes})
         found = Predictions(predictions.layout.out)
         assert found.cases["kept"].quality_low == low
+        assert found.cases["kept"].reason == (reason["reason"] if low else "mean for every case")

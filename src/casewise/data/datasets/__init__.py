@@ -46,7 +46,8 @@ def load_dataset(path: Path, name: str | None = None, **options: Any) -> Cohort:
     name = name or recognize(path)
     if name is None:
         if is_dicom_folder(path):
-            raise BadInput(f"{path} holds DICOM series, which fit, predict and record read; masks: compare, import, qc")
+            commands = "fit, predict and record read; compare, import and qc read DICOM masks"
+            raise BadInput(f"{path} holds DICOM series, which {commands}")
         raise BadInput(f"{path} has the layout of none of {', '.join(DATASETS)}; see docs/how-to/datasets.md")
     loader = DATASETS[name]
     known = list(signature(loader).parameters)[1:]

@@ -47,9 +47,9 @@ def plain(root: Path, *, cluster: str | None = None, ignore: int | None = None) 
 
     If cases of several folders have equal names, an id is the name of the folder and that of the case.
 
-    ``cases.csv`` (in the folder or one level up; columns case, group, cluster, split or their usual other names)
-    describes the cases. ``cluster`` is a pattern whose first bracket is the cluster in a case id, such as
-    ``(.+)_frame_`` for frames of a sequence; ``ignore`` is a label value that is not scored, such as 255.
+    ``cases.csv`` (in the folder, or one level up if it has any of the cases; columns case, group, cluster, split or
+    their usual other names) describes the cases. ``cluster`` is a pattern whose first bracket is the cluster in a case
+    id, such as ``(.+)_frame_`` for frames of a sequence; ``ignore`` is a label value that is not scored, such as 255.
     """
     parts = _parts(root)
     found = [case for part in parts for case in _part(part, part.name if part != root else None)]
@@ -59,8 +59,8 @@ def plain(root: Path, *, cluster: str | None = None, ignore: int | None = None) 
         found = [LocatedCase(case.id, case.images) for case in list_cases(root)]
     facts = {"group": "name of the folder"} if parts and root not in parts else {}
     table = table_for(root)
-    if table is not None:
-        read = read_table(table)
+    read = None if table is None else read_table(table)
+    if read is not None and ((root / NAME).is_file() or any(one.id in read.rows for one in found)):
         found, facts = with_table(found, read), {**facts, **read.facts}
     if cluster is not None:
         found, facts = list(_clustered(found, cluster)), {**facts, "cluster": f"pattern {cluster} in the id"}
