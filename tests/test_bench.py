@@ -279,10 +279,11 @@ def test_methods_may_have_options_of_their_own_and_streams_stand_beside_episodes
     images, labels, patients = cases(12)
     made = casewise.bench(
         network, images, labels, patients=patients, share=0.5, alpha=0.5, out=tmp_path / "out", policies=["default"],
+        adaptation=TWO_STEPS,  # its measures are those of all methods, its other options of those without their own
         methods={
-            "cotta": casewise.Adaptation("cotta", learning_rate=0.01, steps=2, min_area=1),
-            "cotta-stream": casewise.Adaptation("cotta", learning_rate=0.01, steps=2, min_area=1, reset="stream"),
-            "eata-stream": casewise.Adaptation("eata", learning_rate=0.02, steps=1, min_area=1, reset="stream"),
+            "cotta": "cotta",
+            "cotta-stream": casewise.Adaptation("cotta", learning_rate=0.01, steps=2, reset="stream"),
+            "eata-stream": casewise.Adaptation("eata", learning_rate=0.02, steps=1, reset="stream"),
         },
     )  # fmt: skip
     assert fingerprint(network) == before

@@ -209,7 +209,8 @@ def bench(
         alpha: Promised risk.
         delta: Chance that a promise may fail; None for a promise about the mean.
         margin: With ``loss="harmed"``: a case is harmed if its metric falls by more than this.
-        adaptation: Options of the methods, such as ``Adaptation(steps=2)``.
+        adaptation: Options of the methods without their own, such as ``Adaptation(steps=2)``; ``min_area`` and
+            ``foreground`` of all.
         out: Folder for recordings, tables and the page. The same call resumes an interrupted run. Default: a temporary
             folder for the recordings; call ``save`` for the rest.
         jobs: Processes, or an engine such as Ray. Default: one for each core; this process for a network in memory and
@@ -245,7 +246,7 @@ def bench(
             raise BadInput("images need a network; without a network, give an archive of casewise record")
         model = as_model(network)
         sides, how, facts = _sides(loaded(model), cases, labels, patients, calibration, share, folder)
-        proposers = _proposers(methods, adaptation or Adaptation())
+        proposers = _proposers(methods, adaptation)
         known, judged = (
             _recorded(model, proposers, sides[side], folder / side, metric, facts, jobs, on_progress, on_warning)
             for side in (CALIBRATION, EVALUATION)
@@ -321,16 +322,18 @@ def _listed(given: Any) -> Any:
     return given if isinstance(given, (Mapping, list, tuple)) else [given]
 
 
-def _proposers(methods: Any, plain: Adaptation) -> dict[str, Adaptation]:
+def _proposers(methods: Any, given: Adaptation | None) -> dict[str, Adaptation]:
     """Return every method as a proposer, by the name of its ladder."""
     named = list(methods.items()) if isinstance(methods, Mapping) else [_named(one) for one in methods]
-    found: dict[str, Adaptation] = {}
+    plain, found = given or Adaptation(), dict[str, Adaptation]()
+    measure = {"min_area": plain.min_area, "foreground": plain.foreground} if given else {}
     for name, method in named:
         if name in found:
             raise BadInput(
                 f"two methods are called {name}; give them different names: methods={{'first': ..., 'second': ...}}"
             )
-        found[name] = method if isinstance(method, Adaptation) else replace(plain, objective=method)
+        own = isinstance(method, Adaptation)  # all methods are measured in the same way
+        found[name] = replace(method, **measure) if own else replace(plain, objective=method)
         if found[name].is_gradient and not isinstance(found[name].objective, str):
             found[name].built()  # a wrong object is an error before anything is recorded
     if not found:
