@@ -16,7 +16,7 @@ import casewise
 SOURCE = Path(casewise.__file__).parent
 ROOT = Path(__file__).parents[1]
 
-CODE = 33_050  # lines in all
+CODE = 32_900  # lines in all
 PACKAGE = 6_500
 LINES = {"README.md": 120, "CHANGELOG.md": 60}
 HOW_TO_LINES = 80
