@@ -15,6 +15,7 @@ import json
 import secrets
 import shlex
 import shutil
+import sys
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -24,7 +25,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import resources
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import parse_qsl, unquote
 
 from numpy.typing import NDArray
 
@@ -72,6 +73,7 @@ class ReviewServer(ThreadingHTTPServer):
     """Serves one desk to one machine."""
 
     daemon_threads = True
+    request_queue_size = 128  # connections that wait; with 5, a few idle ones make a browser wait for seconds
 
     def __init__(self, desk: Desk, port: int = 0) -> None:
         self.desk = desk
@@ -82,6 +84,11 @@ class ReviewServer(ThreadingHTTPServer):
     def url(self) -> str:
         """The address of the page, with its token."""
         return f"http://{ADDRESS}:{self.server_port}/{self.token}/"
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Print nothing where a browser ended the connection, as it does with pictures that it no longer needs."""
+        if not isinstance(sys.exc_info()[1], ConnectionError):
+            super().handle_error(request, client_address)
 
 
 class _Visit(BaseHTTPRequestHandler):
@@ -104,13 +111,13 @@ class _Visit(BaseHTTPRequestHandler):
         """Log nothing, because addresses contain the token."""
 
     def _answer(self, method: str) -> None:
-        parts = urlsplit(self.path)
-        closed = refusal(method, parts.path, self.headers, port=self.server.server_port, token=self.server.token)
+        path, _, query = self.path.partition("?")
+        closed = refusal(method, path, self.headers, port=self.server.server_port, token=self.server.token)
         if closed is not None:
             self.close_connection = True  # an unread body must not be taken for the next request
             self._send(Answer(json_bytes({"error": closed[1]}), status=closed[0]))
             return
-        self._send(self._from_desk(method, unquote(parts.path), parts.query))
+        self._send(self._from_desk(method, unquote(path), query))
 
     def _from_desk(self, method: str, path: str, query: str) -> Answer:
         _, _, rest = path.lstrip("/").partition("/")

@@ -9,6 +9,7 @@ import json
 import os
 import re
 import socket
+import struct
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -293,6 +294,22 @@ def test_an_address_that_is_not_there_is_not_found(predictions, serve, path):
 def test_a_question_that_makes_no_sense_is_answered_with_400(predictions, serve, path):
     with serve(predictions.layout.out, images=predictions.images) as server:
         assert request(server, "GET", path)[0].status == 400
+
+
+def test_a_client_that_goes_away_or_writes_nonsense_prints_nothing(predictions, serve, capfd):
+    with serve(predictions.layout.out) as server:
+        place = ("127.0.0.1", server.server_port)
+        for line in (f"/{server.token}/masks/kept?axis=0&slice=0", "http://[::1/"):
+            with socket.create_connection(place, timeout=10) as client:
+                client.sendall(f"GET {line} HTTP/1.1\r\nHost: {place[0]}:{place[1]}\r\n\r\n".encode())
+                if "[" in line:
+                    assert client.recv(12) == b"HTTP/1.1 404"
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # closes with a reset
+        idle = [socket.create_connection(place, timeout=10) for _ in range(60)]
+        assert got(server, "cases")["cases"]
+        for client in idle:
+            client.close()
+    assert capfd.readouterr().err == ""
 
 
 def test_the_server_listens_to_this_machine_only_and_has_a_long_token(predictions):
