@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 
@@ -98,3 +101,10 @@ def test_a_damaged_directory_is_one_line(segformer: Path, tmp_path: Path) -> Non
     (tmp_path / "model.safetensors").write_bytes((segformer / "model.safetensors").read_bytes())
     with pytest.raises(BadInput, match="cannot be loaded"):
         load_backbone(str(tmp_path))
+
+
+def test_a_folder_that_does_not_exist_is_said_to_be_taken_as_a_hub_id() -> None:
+    program = "from casewise.adapt.backbones import load_backbone; load_backbone('nowhere/model')"
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    assert "nowhere/model cannot be loaded (it is no folder here, so it was taken as a hub id)" in done.stderr

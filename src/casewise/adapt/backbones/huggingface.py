@@ -54,7 +54,8 @@ class HuggingFace(FileBackbone):
             network = model_class.from_pretrained(spec, use_safetensors=None if trust else True, **options)
             processor = processor_class.from_pretrained(spec, **options)
         except Exception as error:  # an empty or broken file can raise any exception
-            raise BadInput(f"{spec} cannot be loaded: {in_one_line(error)}") from error
+            taken = "" if local else " (it is no folder here, so it was taken as a hub id)"
+            raise BadInput(f"{spec} cannot be loaded{taken}: {in_one_line(error)}") from error
         network.to(torch.device(device)).eval()
         labels = {int(number): str(label) for number, label in network.config.id2label.items()}
         return cls(
