@@ -70,6 +70,14 @@ def test_fit_leaves_one_folder_with_a_page(fitted):
     assert "<script" not in (out / "fit.html").read_text()
 
 
+def test_patients_that_are_named_after_a_fit_need_a_folder_of_their_own(fitted):
+    """A deployment that counted cases as patients is not continued with the right number."""
+    model, _, out, _ = fitted
+    images, labels = hearts(6)
+    with pytest.raises(Mismatch, match=r"other options \(cases and patients\); .* choose another folder"):
+        casewise.fit(model, images, labels, patients=list("aabcde"), out=out, views="light", tuning=SHORT, jobs=1)
+
+
 def test_a_result_says_what_was_decided(fitted):
     model, deployment, _, _ = fitted
     image = hearts(1, "new")[0][0]

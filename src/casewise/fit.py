@@ -172,8 +172,8 @@ def fit(
         notes.append(f"measures of the earlier fit are kept: {kept}; choose another folder to fit without them")
     check_names(declared, {value: str(name) for value, name in backbone.labels.items() if value})
     options = {
-        "model": backbone.fingerprint, "cases": [[one.id, one.patient] for one in cases], "views": chosen.views,
-        "metric": chosen.metric, "learn": learn, "tuning": asdict(how), "propose": list(propose),
+        "model": backbone.fingerprint, "cases and patients": [[one.id, one.patient] for one in cases],
+        "views": chosen.views, "metric": chosen.metric, "learn": learn, "tuning": asdict(how), "propose": list(propose),
         "promise": None if promise is None else [promise, loss, margin], "learning_curve": learning_curve,
     }  # fmt: skip
     count = pluralize(len({one.patient for one in cases}), *UNIT)

@@ -56,7 +56,7 @@ def begin_or_continue(file: Path, options: Mapping[str, Any]) -> bool:
     there = read_json(file)
     if wrong := [name for name in plain if there.get(name) != plain[name]]:
         raise Mismatch(
-            f"{file.parent} was started with another {', '.join(wrong)}; repeat the first options to continue, or "
+            f"{file.parent} was started with other options ({', '.join(wrong)}); repeat the first ones to continue, or "
             f"choose another folder"
         )
     return True
