@@ -184,10 +184,10 @@ def test_swapped_files_change_nothing_and_a_copy_or_a_strange_file_is_refused(tm
 def test_another_run_in_the_same_folder_is_refused(tmp_path):
     cases, labels, patients = cohort(4)
     cross_fit(tiny_backbone(), cases, labels, patients, FAST, folder=tmp_path, workers=1)
-    with pytest.raises(Mismatch, match="another tuning"):
+    with pytest.raises(Mismatch, match=r"started with other options \(tuning"):
         cross_fit(tiny_backbone(), cases, labels, patients, replace(FAST, seed=4), folder=tmp_path, workers=1)
     corrected = [1 - labels[0], *labels[1:]]
-    with pytest.raises(Mismatch, match="another data"):
+    with pytest.raises(Mismatch, match=r"started with other options \(data"):
         cross_fit(tiny_backbone(), cases, corrected, patients, FAST, folder=tmp_path, workers=1)
     with pytest.raises(BadInput, match="p0_0 is of patient p0, got q"):
         cross_fit(tiny_backbone(), cases, labels, ["q", *patients[1:]], FAST, folder=tmp_path, workers=1)
