@@ -199,9 +199,9 @@ def test_another_run_in_the_same_folder_is_refused(tmp_path):
 def test_workers_end_with_the_run_that_started_them(tmp_path):
     """kill -9 of the run leaves no process behind that trains on."""
     run = subprocess.Popen([sys.executable, "-c", RUN, str(tmp_path)])
-    _wait_for((tmp_path / "workers").exists)
-    workers = [int(text) for text in (tmp_path / "workers").read_text().split()]
-    assert len(workers) == 2
+    noted = tmp_path / "workers"
+    _wait_for(lambda: noted.exists() and len(noted.read_text().split()) == 2)  # the file is there before its content
+    workers = [int(text) for text in noted.read_text().split()]
     run.kill()
     run.wait()
     _wait_for(lambda: not any(is_alive(worker) for worker in workers))
