@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,11 @@ from typer.testing import CliRunner
 from casewise.adapt.adaptation import Adaptation
 from casewise.cli import app
 from casewise.core.errors import BadInput
-from casewise.core.prediction_record import PredictedCase
+from casewise.core.prediction_record import OUTSIDE, PredictedCase
 from casewise.core.records import Action, Decision, Policy, State
 from casewise.data.nifti import read_label
 from casewise.judge.policy import write_policy
-from casewise.run.dicom import decision_sentence
+from casewise.run.dicom import decision_sentence, flag_sentence
 from casewise.run.predict_folder import _in_words
 
 pydicom = pytest.importorskip("pydicom")
@@ -91,6 +92,16 @@ def test_a_report_calls_a_view_no_update_and_repeats_no_promise_that_is_void() -
     ):
         assert _in_words({"statement": "at most one in ten", "why_void": void}) == expected
     assert _in_words(None) == ""
+
+
+def test_the_report_of_a_case_that_the_labels_do_not_cover_gives_no_bound() -> None:
+    why = "mean for every case; flagged: its quality may be as low as 0.629"
+    decision = Decision("a", Action.KEEP, State(1), 1, "fixed-candidate", reason=why, flagged=True, quality_low=0.629)
+    known = PredictedCase("a", "done", decision, candidate="mean")
+    assert (why in decision_sentence(known), "as low as 0.63" in flag_sentence(known)) == (True, True)
+    unlike = replace(known, notes=(f"{OUTSIDE}: its masks are unlike the others",))
+    assert decision_sentence(unlike).endswith("Why: mean for every case")
+    assert flag_sentence(unlike) == f"flagged by the policy; {OUTSIDE}: its masks are unlike the others"
 
 
 def test_inspect_says_who_reads_a_folder_of_series(studies: Path) -> None:

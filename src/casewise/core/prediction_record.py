@@ -5,6 +5,7 @@ It is stored as ``OUT/casewise/CASE.json``, as :mod:`casewise.core.formats` writ
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import PurePosixPath
@@ -101,6 +102,12 @@ class PredictedCase:
     def uncovered(self) -> str | None:
         """First reason why no certificate covers this case; None if there is none."""
         return next((note for sign in (CALIBRATED, OUTSIDE) for note in self.noted(sign)), None)
+
+    @property
+    def reason(self) -> str:
+        """Reason of the decision; without the bound of the quality where the labels do not cover the case."""
+        said = "" if self.decision is None else self.decision.reason
+        return re.split("; (?:flagged: its )?quality ", said)[0] if self.uncovered else said
 
     def noted(self, sign: str) -> tuple[str, ...]:
         """Return the notes with this sign about the case itself."""

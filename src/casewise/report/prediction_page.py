@@ -81,7 +81,7 @@ def _row(entry: PredictedCase, metric: str, classes: Mapping[int, str]) -> dict[
         "warnings": [_named(said, classes) for said in entry.warnings],
         "measures": [measure_text(name, found) for name, found in entry.measures.items()],
         "details": [
-            *([("decision", decision.reason)] if decision and decision.reason else ()),
+            *([("decision", entry.reason)] if entry.reason else ()),
             *([("mask", f"{entry.candidate}; {pluralize(decision.executed, 'candidate')} made")] if decision else ()),
             *_routing(entry),
             *((("candidates" if not at else ""), said) for at, said in enumerate(_ladders(entry))),

@@ -146,8 +146,7 @@ def decision_sentence(entry: PredictedCase) -> str:
     """Say which mask is used and why, for a radiologist."""
     kept = entry.decision is None or entry.decision.rolled_back
     used = "the model's original mask" if kept else f"a new mask ({entry.candidate}), not the model's original one"
-    reason = "" if entry.decision is None else entry.decision.reason
-    return f"Used: {used}. Why: {reason or 'no reason was given'}"
+    return f"Used: {used}. Why: {entry.reason or 'no reason was given'}"
 
 
 def certificate_sentence(entry: PredictedCase, certificate: str) -> str:
@@ -161,6 +160,6 @@ def flag_sentence(entry: PredictedCase) -> str:
     """Return why a person should check the case; empty if no check is needed."""
     reasons = [entry.error] if entry.error else []
     if entry.decision is not None and entry.decision.flagged:
-        low = entry.decision.quality_low
+        low = None if entry.uncovered else entry.decision.quality_low
         reasons.append("flagged by the policy" + ("" if low is None else f": quality may be as low as {low:.2f}"))
     return "; ".join([*reasons, *entry.warnings])

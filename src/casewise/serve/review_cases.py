@@ -215,11 +215,9 @@ class Predictions:
         last = shown_first(tuple(name for name in signals if _STATE.fullmatch(name)))
         measured = signals.get(adapted or "") or signals.get(last or "") or {}
         sure = None if entry.uncovered else decision  # no estimate holds where the labels do not cover a case
-        reason = "" if decision is None else decision.reason
-        reason = reason if sure else re.split("; (?:flagged: its )?quality ", reason)[0]
         return ReviewCase(
             id=case_id, about=self.about(case_id), status=entry.status, group=entry.group, action=entry.action,
-            reason=reason, error=entry.error or "", warnings=entry.warnings,
+            reason=entry.reason, error=entry.error or "", warnings=entry.warnings,
             states={state: _name(state, entry) for state in states}, adapted=adapted,
             edit=_finite(measured.get("delta_foreground")), inputs=entry.inputs,
             flagged=decision is not None and decision.flagged,
