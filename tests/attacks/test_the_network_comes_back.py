@@ -319,3 +319,23 @@ def test_a_layer_of_another_class_is_reported_and_put_back(network, image):
         guard(Case("a", image), network, FixedK(1), Changing(), steps=1)
     assert type(network.head) is kind
     assert np.array_equal(m0(network, image), mask)
+
+
+def test_the_image_is_not_changed_where_an_objective_or_a_network_changes_its_inputs(network, image):
+    class Erasing(Tent):
+        def begin(self, subject):
+            def loss(logits, inputs, rows):
+                inputs.zero_()
+                return logits.sum(), torch.tensor(float(logits.numel()))
+
+            return lambda: {"loss": subject.backward(loss)}
+
+    class Scaling(Listed):
+        def forward(self, image):
+            return super().forward(image.mul_(0.5))
+
+    before = image.copy()
+    guard(Case("a", image), network, FixedK(2), Erasing(), steps=2)
+    assert np.array_equal(image, before)
+    guard(Case("a", image), Scaling().eval(), FixedK(1), Tent(), steps=1)
+    assert np.array_equal(image, before)

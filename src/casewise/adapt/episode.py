@@ -338,14 +338,12 @@ def _between(adapted: Tensor, source: Tensor, alpha: float) -> Tensor:
 
 
 def as_inputs(image: Tensor | NDArray[Any], like: Tensor) -> Tensor:
-    """Return the image on the device and in the precision of ``like``."""
+    """Return a copy of the image on the device and in the precision of ``like``; nothing then changes the original."""
     batch = torch.as_tensor(image).to(like.device, like.dtype)
     if batch.ndim not in (4, 5) or not batch.numel():
         raise BadInput(
             f"an image must be (n, channel, rows, columns) or (n, channel, slices, rows, columns), got "
             f"{tuple(batch.shape)}"
         )
-    if batch.is_inference():  # made inside torch.inference_mode(): no gradient may pass it
-        with torch.inference_mode(False):
-            return batch.clone()
-    return batch.detach()
+    with torch.inference_mode(False):  # no gradient may pass a tensor that was made in this mode
+        return batch.clone().detach()
