@@ -75,6 +75,20 @@ def test_a_link_does_not_lead_outside_either(tmp_path: Path, monkeypatch: pytest
         read('[predict]\nreport = "report.json"\n', "predict")
 
 
+@pytest.mark.parametrize(("command", "option"), [("predict", "report"), ("replay", "out"), ("calibrate", "o")])
+def test_a_found_file_writes_over_no_file(
+    command: str, option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A label of the project, or the plans of its model, as the name of a report."""
+    monkeypatch.chdir(tmp_path)
+    text = f'[{command}]\n{option} = "plans.json"\n'
+    assert read(text, command)
+    (tmp_path / "plans.json").write_text("{}")
+    with pytest.raises(Refused, match="would overwrite a file"):
+        read(text, command)
+    assert read(text, command, named=True)
+
+
 @pytest.mark.parametrize("line", ["overwrite = true", "force = true"])
 def test_a_found_file_overrides_nothing(line: str) -> None:
     with pytest.raises(Refused, match="overrides a refusal"):

@@ -31,6 +31,7 @@ from casewise.core.registry import Registry, addresses_in
 CONFIG = "casewise.toml"
 ALL = "all"
 _PROPOSALS = frozenset({"objective", "propose"})  # options in which "views:mri" names registered views
+_WRITTEN = frozenset({"out", "report", "export"})
 _REFUSED = {
     **dict.fromkeys(("overwrite", "force", "ignore_geometry"), "overrides a refusal"),
     **dict.fromkeys(("address", "host", "allow_host"), "connects this computer with others"),
@@ -113,6 +114,8 @@ def _check_harmless(file: Path, key: str, option: str, value: Any, *, named: boo
         wrong = f"{key} = {value!r} names code to run ({code})"
     elif outside is not None:
         wrong = f"{key} = {value!r} is a path outside of this folder"
+    elif option in _WRITTEN and any(Path(text).is_file() for text in _texts(value)):
+        wrong = f"{key} = {value!r} would overwrite a file"
     elif option in _REFUSED:
         wrong = f"{key} {_REFUSED[option]}"
     else:
