@@ -55,7 +55,7 @@ class Forwards:
     def logits(self, inputs: Tensor, *, where: str) -> Tensor:
         """Return the logits of inputs."""
         self._before()
-        return check_finite(self._run(inputs).float(), where)
+        return check_finite(self._run(inputs.clone()).float(), where)
 
     def prediction(self, *, where: str, keep_graph: bool) -> Prediction:
         """Predict with the current weights; the last micro-batch keeps its graph for the next update."""

@@ -110,11 +110,11 @@ def logits_pipeline(
 
     def read(inputs: Tensor, invert: Invert) -> Tensor:
         with torch.inference_mode():
-            return probabilities(at_resolution(invert(run(inputs)), grid).float(), head)
+            return probabilities(at_resolution(invert(run(inputs.clone())), grid).float(), head)
 
     def source() -> tuple[Mask, Tensor]:
         with torch.inference_mode():
-            found = at_resolution(run(whole), grid).float()
+            found = at_resolution(run(whole.clone()), grid).float()  # a copy: a network may change its inputs in place
             return mask_of(found, head), probabilities(found, head)
 
     def mask(shares: Tensor) -> Mask:
