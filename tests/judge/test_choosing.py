@@ -378,6 +378,9 @@ def test_m0_is_kept_where_the_choice_repeated_without_each_patient_loses():
     assert (found.chosen, found.nested.choices) == ("m0", {"m0": 5, "update": 1})
     assert found.why.startswith("update passes every test, but")
     assert "(-0.0015)" in found.why
+    none = compare_designs(gains_known([0.01] * 5 + [0.0]), Setting(1, "1"), some)  # the one that is left out decides
+    assert not none.rows[1].fails
+    assert (none.chosen, none.nested.gain) == ("m0", 0.0)
 
 
 def test_as_many_hurt_patients_are_allowed_with_one_patient_fewer():

@@ -13,10 +13,13 @@ import pytest
 from scipy import stats
 from worlds.gains import SETTING, cohort, noise
 
+from casewise.core.records import SOURCE, Observation, State
 from casewise.judge.calibration.adoption import CHANCE, chance_of_best, hurt_share, unseen_sentence
-from casewise.judge.calibration.design_comparison import Fits, _best, _row, compare_designs, nested_gains
-from casewise.judge.calibration.designs import DESIGNS
+from casewise.judge.calibration.design_comparison import Nested, _best, _row, compare_designs
+from casewise.judge.calibration.designs import DESIGNS, Known
 from casewise.judge.certificates.risk_control import clopper_pearson_upper
+from casewise.judge.controllers.depth import FixedK
+from casewise.judge.decide import Setting
 
 RULES = {name: DESIGNS[name] for name in ("m0", "consensus", "highest-agreement", "medoid", "consensus-where-low")}
 
@@ -54,23 +57,67 @@ def estimates(patients, gain, repetitions):
     rng, found = np.random.default_rng([patients, int(1000 * gain)]), []
     for _ in range(repetitions):
         known = cohort(rng, patients, gain=gain)
-        made = compare_designs(known, SETTING, RULES, nested=False, allowed_hurt=1.0)
-        if made.chosen == "m0":
+        if compare_designs(known, SETTING, RULES, nested=False, allowed_hurt=1.0).chosen == "m0":
             continue
-        nested = nested_gains(Fits(known, SETTING, RULES), 1.0)
-        true = {"consensus": gain, "highest-agreement": gain / 6}.get(made.chosen, 0.0)
-        found.append((made.row(made.chosen).gain, nested.gain, true))
+        made = compare_designs(known, SETTING, RULES, allowed_hurt=1.0)
+        if made.chosen != "m0":
+            true = {"consensus": gain, "highest-agreement": gain / 6}.get(made.chosen, 0.0)
+            found.append((made.row(made.chosen).gain, made.nested.gain, true))
     return np.array(found)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("patients", "gain"), [(6, 0.01), (10, 0.004), (10, 0.01), (20, 0.004), (20, 0.01)])
-def test_the_nested_gain_is_not_that_of_the_winner(patients, gain):
+@pytest.mark.parametrize(
+    ("patients", "gain", "most"), [(6, 0.01, 1.5), (10, 0.004, 2.5), (10, 0.01, 1.5), (20, 0.004, 2), (20, 0.01, 1.25)]
+)
+def test_the_nested_gain_is_not_that_of_the_winner(patients, gain, most):
+    """A small one is too large on average, because M0 is kept where the estimate is not above 0; the page says so."""
     found = estimates(patients, gain, 200)
     naive, nested, true = found.mean(axis=0)
     error = found[:, 1].std(ddof=1) / np.sqrt(len(found))
-    assert nested <= 1.25 * true + 3 * error
+    assert found[:, 1].min() > 0
+    assert nested <= most * true + 3 * error
     assert nested < naive
+    assert naive / true > 1.05
+
+
+RUNGS = {"m0": lambda known, setting: FixedK(0)} | {f"d{k}": lambda known, setting, k=k: FixedK(k) for k in range(1, 9)}
+
+
+def printed_estimates(patients, tails, between, repetitions):
+    """(nested gain, true gain) of every adopted one of eight fixed candidates whose true gains vary by ``between``."""
+    rng, found = np.random.default_rng([patients, len(tails), int(1e4 * between)]), []
+    of = np.repeat(np.arange(patients), 2)
+    for _ in range(repetitions):
+        shared, own = (noise(rng, (n, 1), tails) + noise(rng, (n, 8), tails) for n in (patients, 2 * patients))
+        true = between * rng.normal(size=8)
+        metrics = 0.5 + true + 0.03 * (shared[of] + own) / 2
+        known = [
+            Known(
+                f"c{k}",
+                f"p{of[k]}",
+                Observation(f"c{k}", None, [{"agreement": 0.9}] * 9),
+                {SOURCE: 0.5} | worth,
+                {},
+                {},
+            )
+            for k, worth in enumerate({State(step): row[step - 1] for step in range(1, 9)} for row in metrics)
+        ]
+        if compare_designs(known, Setting(8, "8"), RUNGS, nested=False).chosen != "m0":
+            made = compare_designs(known, Setting(8, "8"), RUNGS)
+            found += [(made.nested.gain, true[int(made.chosen[1:]) - 1])] * (made.chosen != "m0")
+    return np.array(found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tails", ["normal", "heavy", "skewed"])
+def test_a_printed_gain_is_right_where_designs_differ_and_too_large_where_they_hardly_do(tails):
+    """Cases differ by .03. Why the page says when the estimate is too large."""
+    sure, marginal = printed_estimates(10, tails, 0.015, 80), printed_estimates(10, tails, 0.004, 300)
+    error = 3 * sure[:, 0].std() / np.sqrt(len(sure))
+    assert abs(sure[:, 0].mean() - sure[:, 1].mean()) <= 0.25 * sure[:, 1].mean() + error
+    assert marginal[:, 0].mean() > 1.5 * marginal[:, 1].mean()
+    assert "too large on average if the gains of patients differ by more than this" in Nested(0.01, 10, {}).sentence()
 
 
 FIXED = ("consensus", "highest-agreement", "medoid", "settled", "tuned/1", "tuned/average", "consensus+largest")

@@ -48,3 +48,12 @@ def pluralize(number: int, one: str, many: str | None = None) -> str:
     ('1 case', '0 labelled cases', '2 classes')
     """
     return f"{number} {one if number == 1 else many or f'{one}s'}"
+
+
+def p_text(p: float) -> str:
+    """Return a p-value with three digits; no p is 0.
+
+    >>> p_text(0.0312), p_text(0.0002)
+    ('p 0.031', 'p < 0.001')
+    """
+    return f"p {p:.3f}" if p >= 0.001 else "p < 0.001"

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from casewise.archive.store import Archive
 from casewise.core.records import SOURCE, State
 from casewise.core.text import UNIT, pluralize
-from casewise.judge.calibration.adoption import unseen_sentence
+from casewise.judge.calibration.adoption import SMALL, unseen_sentence
 from casewise.judge.calibration.quality import caught_sentence
 from casewise.judge.certificates.split import smallest_promise
 from casewise.measure.cleanup import Cleanup
@@ -76,7 +76,7 @@ def summary_lines(facts: Mapping[str, Any]) -> list[str]:
         if compared["nested"] is not None:
             lines.append(
                 f"Expected change of {metric}: {compared['nested']['gain']:+.4f} (the choice was repeated without each "
-                f"{UNIT[0]}{NOT_NESTED if facts.get('learned') else ''}); {NO_INTERVAL}."
+                f"{UNIT[0]}{NOT_NESTED if facts.get('learned') else ''}; {SMALL}); {NO_INTERVAL}."
             )
             lines.append(f"{unseen_sentence(compared['nested']['patients'])}.".capitalize())
     lines += [*_measures(facts), *_curve(facts, metric)]
@@ -117,7 +117,7 @@ def _curve(facts: Mapping[str, Any], metric: str) -> list[str]:
     (few, less), (many, more) = points.items()
     names = {"1": "tuned weights", "average": "their average with the original model"}
     gains = "; ".join(f"{names.get(rung, rung)} {less[rung]:+.4f} and {more[rung]:+.4f}" for rung in more)
-    return [f"Gain in {metric} after learning from {few} and from {many} {UNIT[1]}: {gains}."]
+    return [f"Change of {metric} on {UNIT[1]} left out, after learning from {few} and from {many}: {gains}."]
 
 
 def _chosen_row(compared: Mapping[str, Any]) -> Mapping[str, Any]:

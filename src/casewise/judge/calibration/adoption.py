@@ -64,6 +64,9 @@ NO_INTERVAL = (
 )
 """Why the estimated gain of a chosen design has no interval; the figures are those of 10 patients."""
 
+SMALL = f"too large on average if the gains of {UNIT[1]} differ by more than this"
+"""M0 is kept where the tests fail or the estimate is not above 0, so the small ones that are printed are the lucky."""
+
 
 def chance_of_best(gains: Floats, clusters: Sequence[str], *, draws: int = 1999) -> Floats:
     r"""p of each design (column): the chance that the best of all designs reaches its t if none of them gains.

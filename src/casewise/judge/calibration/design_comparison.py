@@ -3,8 +3,8 @@
 A design is adopted if its gain passes a test that accounts for all compared designs (:func:`chance_of_best`), more
 cases are helped than hurt, and the shares of patients and of cases that lose more than a point are within the limit.
 Otherwise the next best that passes is taken, or M0. The gain that is reported comes from nested cross-fitting: for
-each fold of patients the whole comparison is repeated without them, and its choice is scored on them. M0 is kept if
-that gain is negative.
+each fold of patients the whole comparison is repeated without them, and its choice is scored on them. M0 is kept unless
+that gain is above 0.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 from casewise.archive.store import Archive
 from casewise.core.errors import BadInput, TooFewCases
 from casewise.core.records import SOURCE, Controller
-from casewise.core.text import UNIT, pluralize
+from casewise.core.text import UNIT, p_text, pluralize
 from casewise.judge.calibration import adoption, quality
 from casewise.judge.calibration.adoption import ALLOWED_HURT, CHANCE, HurtShare
 from casewise.judge.calibration.cleaning import SUFFIX, CleanupGains, cleaned
@@ -65,7 +65,7 @@ class DesignRow:
         share = "" if self.captured is None else f", {self.captured:.0%} of the best possible"
         return (
             f"{self.design:22s} {self.gain:+.4f} [{self.low:+.4f}, {self.high:+.4f}]  {self.helped} : {self.hurt}, "
-            f"{self.hurt_by_a_point} by more than a point, worst {self.worst:+.3f}, p {self.p:.3f}{share}"
+            f"{self.hurt_by_a_point} by more than a point, worst {self.worst:+.3f}, {p_text(self.p)}{share}"
         )
 
 
@@ -82,8 +82,8 @@ class Nested:
         picked = ", ".join(f"{name} in {times}" for name, times in self.choices.items())
         return (
             f"expected gain {self.gain:+.4f} (estimated from {self.patients} {UNIT[1]}, each scored by a choice "
-            f"and a fit without it; chosen without it: {picked} of {sum(self.choices.values())} folds); "
-            f"{adoption.NO_INTERVAL}"
+            f"and a fit without it; chosen without it: {picked} of {sum(self.choices.values())} folds; "
+            f"{adoption.SMALL}); {adoption.NO_INTERVAL}"
         )
 
 
@@ -170,10 +170,8 @@ def compare_designs(
     chosen = _best(rows)
     estimate = nested_gains(fits, allowed_hurt, progress) if nested and len(fits.folds) > 3 else None
     why = _why(rows, chosen, allowed_hurt)
-    if estimate is not None and estimate.gain < 0 and chosen != "m0":
-        why = (
-            f"{chosen} passes every test, but repeating the choice without each {UNIT[0]} loses ({estimate.gain:+.4f})"
-        )
+    if estimate is not None and estimate.gain <= 0 and chosen != "m0":
+        why = f"{chosen} passes every test, but the choice without each {UNIT[0]} gains nothing ({estimate.gain:+.4f})"
         chosen = "m0"
     return DesignComparison(rows, chosen, why, allowed_hurt, estimate, deployed)
 
@@ -231,11 +229,14 @@ def _why(rows: Sequence[DesignRow], chosen: str, allowed_hurt: float) -> str:
                 if row.design.removesuffix(SUFFIX).endswith(CAREFUL)
                 else row.design
             )
-            passed += f". {most.design} passes too and gains more ({most.gain:+.4f}); {safer} is taken as the safer one"
+            passed += (
+                f". {most.design} passes too and gained more on these {UNIT[1]} ({most.gain:+.4f}); {safer} is taken "
+                "as the safer one"
+            )
         largest = "" if bolder else " and has the largest lower bound of gain of those that pass"
         return (
             f"it passes every test{largest} (lower bound {row.low:+.4f}, which does not allow for the choice; "
-            f"p {row.p:.3f} among {pluralize(len(rows) - 1, 'design')}): {harm.sentence()}{passed}"
+            f"{p_text(row.p)} among {pluralize(len(rows) - 1, 'design')}): {harm.sentence()}{passed}"
         )
     patients = row.clusters
     if patients < adoption.patients_for_chance(CHANCE):
@@ -465,6 +466,6 @@ def choice_sentences(found: Mapping[str, Any]) -> list[str]:
     if signal["rho"] is not None:
         lines.append(
             f"M0's agreement with the candidates has rank correlation {signal['rho']:.2f} with its metric "
-            f"(p {'< 0.001' if signal['p'] < 0.001 else format(signal['p'], '.3f')}, {signal['cases']} cases)"
+            f"({p_text(signal['p'])}, {signal['cases']} cases)"
         )
     return [*lines, *quality.flag_sentences(found)]
