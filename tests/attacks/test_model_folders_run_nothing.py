@@ -57,6 +57,10 @@ def in_arguments(**values: Any) -> Callable[[dict[str, Any]], None]:
     return lambda plans: plans["configurations"]["2d"]["architecture"]["arch_kwargs"].update(values)
 
 
+def leave_out(name: str) -> Callable[[dict[str, Any]], None]:
+    return lambda plain: plain.pop(name)
+
+
 def hub(plans: dict[str, Any]) -> None:
     made = plans["configurations"]["2d"]["architecture"]
     made["network_class_name"] = "torch.hub.load"
@@ -84,6 +88,11 @@ POISON: dict[str, tuple[str, Callable[[dict[str, Any]], None]]] = {
     "a list below the listed keys": ("plans.json", in_architecture(_kw_requires_import=[["norm_op"]])),
     "keys that are no list": ("plans.json", in_architecture(_kw_requires_import=7)),
     "a key that is not there": ("plans.json", in_architecture(_kw_requires_import=["nowhere"])),
+    "features that are no numbers": ("plans.json", in_arguments(features_per_stage=["x", None, {}])),
+    "strides of another length": ("plans.json", in_arguments(strides=[[1, 1]])),
+    "no file ending": ("dataset.json", leave_out("file_ending")),
+    "no labels": ("dataset.json", leave_out("labels")),
+    "labels of another type": ("dataset.json", lambda plain: plain.update(labels=0.5)),
     "no configurations": ("plans.json", lambda plans: plans.update(configurations=7)),
 }
 
