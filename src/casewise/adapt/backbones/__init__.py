@@ -223,10 +223,14 @@ def load_backbone(
     if (folder / "plans.json").is_file() and (folder / "dataset.json").is_file():
         from casewise.adapt.backbones.nnunet import NnUNet
 
-        return NnUNet.load(
-            folder, folds=folds, checkpoint=checkpoint, device=device, step_size=step_size, mirroring=mirroring,
-            trust=trust, trust_architectures=trust_architectures,
-        )  # fmt: skip
+        try:
+            return NnUNet.load(
+                folder, folds=folds, checkpoint=checkpoint, device=device, step_size=step_size, mirroring=mirroring,
+                trust=trust, trust_architectures=trust_architectures,
+            )  # fmt: skip
+        except (TypeError, KeyError, AttributeError, AssertionError, IndexError) as error:
+            why = f"{folder}: no network has these plans.json and dataset.json ({error!r:.99}); copy it again"
+            raise BadInput(why) from error
     if folds is not None:
         raise BadInput(f"-f (folds) names the folds of an nnU-Net, and {spec} is none; leave it out")
     if (folder / "network.json").is_file():

@@ -27,7 +27,7 @@ from casewise.adapt.backbones.module import patches
 from casewise.adapt.logits import at_resolution
 from casewise.adapt.snapshot import fingerprint
 from casewise.core.durable import json_sha256
-from casewise.core.errors import BadInput, CasewiseError, MissingExtra, in_one_line
+from casewise.core.errors import BadInput, MissingExtra, in_one_line
 from casewise.core.json_records import read_json
 from casewise.core.records import Case, Mask
 from casewise.data import nifti, pictures
@@ -89,23 +89,6 @@ class NnUNet:
 
         Class names in the folder are checked first (``architectures.py``).
         """
-        options = (folds, checkpoint, device, step_size, mirroring, trust, trust_architectures)
-        try:
-            return cls._load(folder, *options)
-        except (TypeError, KeyError, ValueError, AttributeError, AssertionError, IndexError) as error:
-            if isinstance(error, CasewiseError):
-                raise
-            wrong = f"{type(error).__name__}: {in_one_line(error)}"
-            raise BadInput(
-                f"plans.json and dataset.json in {folder} describe no network that nnU-Net can build ({wrong}); copy "
-                "the model folder again"
-            ) from error
-
-    @classmethod
-    def _load(
-        cls, folder: Path, folds: Sequence[int | str] | None, checkpoint: str, device: str, step_size: float,
-        mirroring: bool, trust: bool, trust_architectures: Sequence[str],
-    ) -> NnUNet:  # fmt: skip
         chosen = folds if folds is not None else _folds_with(folder, checkpoint)
         contents = [_checkpoint(folder / f"fold_{fold}" / checkpoint, trust=trust) for fold in chosen]
         plans, dataset = read_json(folder / "plans.json"), read_json(folder / "dataset.json")
