@@ -14,6 +14,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 from worlds.datasets import write_data
+from worlds.discs import OneSided
 
 from casewise.adapt.backbones.checkpoints import write_safetensors
 from casewise.archive.store import open_archive
@@ -165,8 +166,10 @@ def test_an_archive_is_not_recorded_again(home: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_designs_that_labels_fit_are_certified_on_the_other_half(home: Path, tmp_path: Path) -> None:
     write_data(tmp_path / "data", 36)
+    write_safetensors(tmp_path / "unet.safetensors", OneSided().state_dict())
     more = ("--propose", "tent", "--policy", "merge", "--alpha", 0.9, "--loss", "worse-voxels", "--delta", 0.3)
-    outcome = run(home, tmp_path / "out", *more, "-q", data=tmp_path / "data")
+    model = ("-m", "worlds.discs:OneSided", "--weights", tmp_path / "unet.safetensors")
+    outcome = run(home, tmp_path / "out", *more, *model, "-q", data=tmp_path / "data")
     assert outcome.exit_code == 0, outcome.output
     result = json.loads((tmp_path / "out" / "result.json").read_text())
     for name in ("two: merge, certified", "two + tent: merge, certified"):
