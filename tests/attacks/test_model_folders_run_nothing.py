@@ -90,6 +90,8 @@ POISON: dict[str, tuple[str, Callable[[dict[str, Any]], None]]] = {
     "a key that is not there": ("plans.json", in_architecture(_kw_requires_import=["nowhere"])),
     "features that are no numbers": ("plans.json", in_arguments(features_per_stage=["x", None, {}])),
     "strides of another length": ("plans.json", in_arguments(strides=[[1, 1]])),
+    "a negative number of features": ("plans.json", in_arguments(features_per_stage=-1)),
+    "a spacing of text": ("plans.json", lambda plans: plans.update(original_median_spacing_after_transp="x")),
     "no file ending": ("dataset.json", leave_out("file_ending")),
     "no labels": ("dataset.json", leave_out("labels")),
     "labels of another type": ("dataset.json", lambda plain: plain.update(labels=0.5)),

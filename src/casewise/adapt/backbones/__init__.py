@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from casewise.adapt.logits import at_resolution, mask_of, network_logits, probabilities
-from casewise.core.errors import BadInput
+from casewise.core.errors import BadInput, CasewiseError, in_one_line
 from casewise.core.records import Case, Mask
 from casewise.core.text import pluralize
 from casewise.data.folders import CaseFiles
@@ -228,9 +228,13 @@ def load_backbone(
                 folder, folds=folds, checkpoint=checkpoint, device=device, step_size=step_size, mirroring=mirroring,
                 trust=trust, trust_architectures=trust_architectures,
             )  # fmt: skip
-        except (TypeError, KeyError, AttributeError, AssertionError, IndexError) as error:
-            why = f"{folder}: no network has these plans.json and dataset.json ({error!r:.99}); copy it again"
-            raise BadInput(why) from error
+        except CasewiseError:
+            raise
+        except Exception as error:  # nnU-Net and torch raise errors of many types
+            raise BadInput(
+                f"nnU-Net cannot build the network of {folder} ({in_one_line(error)}); plans.json, dataset.json and "
+                "the checkpoint must be those of one trained model"
+            ) from error
     if folds is not None:
         raise BadInput(f"-f (folds) names the folds of an nnU-Net, and {spec} is none; leave it out")
     if (folder / "network.json").is_file():

@@ -97,7 +97,7 @@ class NnUNet:
             for item in contents:
                 check_nnunet_names(plans, dataset, trainer=item["trainer_name"], trusted=trust_architectures)
             predictor = _predictor(folder, plans, dataset, contents[0], device, step_size, mirroring)
-            members = [_member(folder, contents[0], item["network_weights"], predictor, device) for item in contents]
+            members = [_member(contents[0], item["network_weights"], predictor, device) for item in contents]
         network = members[0] if len(members) == 1 else Ensemble(members)
         manager, dataset = predictor.label_manager, predictor.dataset_json
         axes = predictor.allowed_mirroring_axes if mirroring else None
@@ -323,18 +323,11 @@ def _predictor(
     return predictor
 
 
-def _member(
-    folder: Path, first: Mapping[str, Any], weights: Mapping[str, Tensor], predictor: Any, device: str
-) -> nn.Module:
+def _member(first: Mapping[str, Any], weights: Mapping[str, Tensor], predictor: Any, device: str) -> nn.Module:
     network = _architecture(
         first["trainer_name"], predictor.plans_manager, predictor.configuration_manager, predictor.dataset_json
     )
-    try:
-        network.load_state_dict(weights)
-    except RuntimeError as error:
-        raise BadInput(
-            f"the checkpoint does not match the plans of {folder.name} ({in_one_line(error)}); copy both from one model"
-        ) from error
+    network.load_state_dict(weights)
     return network.to(torch.device(device)).eval()
 
 
