@@ -380,7 +380,7 @@ def test_every_design_can_be_put_in_words(archive, design):
         policy = calibrate(archive, replace(READY[design], options={**READY[design].options}))
     lines = in_words(policy)
     assert lines[0].startswith(f"policy {design}")
-    assert any("conformal floor" in line for line in lines)
+    assert any("smallest risk that certify can promise" in line for line in lines)
 
 
 def test_buckets_of_groups_are_those_of_their_own_cuts(archive):

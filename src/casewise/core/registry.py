@@ -31,8 +31,9 @@ class Registry(dict[str, Item]):
 
     def __missing__(self, name: str) -> Item:
         near = 0.7 if len(str(name)) > 4 else 0.5  # one letter of a short name weighs more
-        close = difflib.get_close_matches(str(name).lower(), [*self, *self.also], n=1, cutoff=near)
-        hint = f" Did you mean '{close[0]}'?" if close else ""
+        known = {one.lower(): one for one in (*self, *self.also)}
+        close = difflib.get_close_matches(str(name).lower(), known, n=1, cutoff=near)
+        hint = f" Did you mean '{known[close[0]]}'?" if close else ""
         raise UnknownName(f"no {self.kind} is called '{name}'.{hint} Known: {', '.join(self)}")
 
     def build(self, name: str, /, *arguments: Any, **options: Any) -> Any:
