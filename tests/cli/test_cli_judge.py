@@ -30,7 +30,7 @@ def archive(tmp_path):
 
 def test_calibrate_prints_the_preflight_and_writes_the_policy_into_the_archive(archive):
     output = said("calibrate", archive, "--policy", "cardiac").output
-    for words in ("cut-points of delta", "buckets: low", "under resampling", "helped", "HA by step", "conformal floor"):
+    for words in ("cut-points of delta", "buckets: low", "under resampling", "helped", "HA by step", "smallest risk"):
         assert words in output
     policy = json.loads((archive / "policy.json").read_text())
     assert policy["name"] == "cardiac"
