@@ -450,7 +450,7 @@ def test_a_learning_curve_says_what_fewer_patients_gain(tmp_path):
     assert list(curve) == ["3", "4"]  # two folds of three patients, and three folds of two
     assert curve["3"].keys() == curve["4"].keys() == {"1", "average"}
     assert all(curve[few]["1"] > 0 for few in curve)  # tuning helps every disc
-    said = f"learning from 3 and from 4 patients: weights as tuned {curve['3']['1']:+.4f} and {curve['4']['1']:+.4f}"
+    said = f"learning from 3 and from 4: tuned weights {curve['3']['1']:+.4f} and {curve['4']['1']:+.4f}"
     assert said in deployment.summary()
     assert said in unescape((tmp_path / "fit" / "fit.html").read_text())
 
