@@ -117,7 +117,10 @@ def test_a_printed_gain_is_right_where_designs_differ_and_too_large_where_they_h
     error = 3 * sure[:, 0].std() / np.sqrt(len(sure))
     assert abs(sure[:, 0].mean() - sure[:, 1].mean()) <= 0.25 * sure[:, 1].mean() + error
     assert marginal[:, 0].mean() > 1.5 * marginal[:, 1].mean()
-    assert "too large on average if the gains of patients differ by more than this" in Nested(0.01, 10, {}).sentence()
+    assert (
+        "too large on average if the gains of single patients vary by more than this gain"
+        in Nested(0.01, 10, {}).sentence()
+    )
 
 
 FIXED = ("consensus", "highest-agreement", "medoid", "settled", "tuned/1", "tuned/average", "consensus+largest")

@@ -64,7 +64,7 @@ NO_INTERVAL = (
 )
 """Why the estimated gain of a chosen design has no interval; the figures are those of 10 patients."""
 
-SMALL = f"too large on average if the gains of {UNIT[1]} differ by more than this"
+SMALL = f"too large on average if the gains of single {UNIT[1]} vary by more than this gain"
 """M0 is kept where the tests fail or the estimate is not above 0, so the small ones that are printed are the lucky."""
 
 
