@@ -88,6 +88,14 @@ def test_a_part_of_a_recording_counts_its_own_cases(home: Path, tmp_path: Path) 
     assert len(open_archive(tmp_path / "a").ids) == CASES
 
 
+def test_an_archive_is_extended_from_a_folder_of_another_name(home: Path, tmp_path: Path) -> None:
+    recorded(home, tmp_path / "a", "--propose", "one=views:mirror(x)")
+    shutil.copytree(home / "images", tmp_path / "elsewhere")
+    recorded(home, tmp_path / "a", "-i", tmp_path / "elsewhere", "--propose", "two=views:gamma(1.4)")
+    extended = open_archive(tmp_path / "a")
+    assert (len(extended.ids), set(extended.ladders)) == (CASES, {"one", "two"})
+
+
 @pytest.mark.parametrize("design", ["default", "choose", "merge", "medoid"])
 def test_a_policy_over_several_ladders_is_deployed_as_it_is_replayed(home: Path, tmp_path: Path, design: str) -> None:
     policy = calibrated(home, design, tmp_path / "policy.json")
