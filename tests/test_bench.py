@@ -265,7 +265,7 @@ def test_images_may_be_generators_or_named(network: nn.Module) -> None:
         network, dict(zip(ids, images, strict=True)), dict(zip(ids, labels, strict=True)), patients=by_name, **how
     )
     assert list(listed.cases["metric"]) == list(named.cases["metric"])
-    with pytest.raises(BadInput, match="the same names; one has case-0000"):
+    with pytest.raises(BadInput, match="the same names; case-0000 is in one only"):
         casewise.bench(network, dict(zip(ids, images, strict=True)), dict(zip(ids[1:], labels[1:], strict=True)), **how)
     with pytest.raises(BadInput, match="array of numbers"):
         casewise.bench(network, list(zip(images, labels, strict=True)), labels, **how)  # a torch Dataset

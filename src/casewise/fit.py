@@ -569,7 +569,9 @@ def _given(backbone: Backbone, images: Sequence[Any], labels: Any) -> Iterator[L
         raise BadInput(f"a list of images needs a list of labels, got {'none' if labels is None else 'a folder'}")
     if isinstance(images, Mapping) and isinstance(labels, Mapping):
         if images.keys() != labels.keys():
-            raise BadInput(f"images and labels must have the same names; one has {min(images.keys() ^ labels.keys())}")
+            raise BadInput(
+                f"images and labels must have the same names; {min(images.keys() ^ labels.keys())} is in one only"
+            )
         images, labels = [Case(name, image) for name, image in images.items()], [labels[name] for name in images]
     images, labels = list(images), list(labels)
     if len(images) != len(labels):
